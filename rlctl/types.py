@@ -1,0 +1,266 @@
+"""What travels between the driver and a backend: frozen records, tokens as 1-D numpy arrays.
+
+Ids are int32 and log-probs float32, 4 bytes a token, so that a batch crosses Ray's object store
+without a copy and a wire cheaply. Nothing here imports torch or pydantic.
+Sums and counts travel; means are taken once, by whoever prints them.
+
+Lengths in comments: P problems, n samples a problem, R rows, C completion tokens of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]
+LogProbs = npt.NDArray[np.float32]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its gold answer, as the data set has them."""
+
+    id: str
+    question: str
+    answer: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is sent to the sampler for one problem.
+
+    `seed` is a function of (run seed, step, problem id) alone; sample i of the prompt draws from
+    `sample_seed(seed, i)`, so its random numbers do not depend on what else is in the batch.
+    """
+
+    token_ids: TokenIds
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample; always sent whole, so that no model's generation_config can fill a gap.
+
+    `temperature` 0 takes the likeliest token. Filters apply in vLLM's order: temperature, min-p, top-k, top-p.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    max_new_tokens: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer: ids (with the end token, if one was sampled) and their log-probs.
+
+    Log-probs are nats under the sampling policy at the sampling temperature, over the full vocabulary.
+    """
+
+    token_ids: TokenIds
+    logprobs: LogProbs
+    finish_reason: FinishReason
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A completion with what the rewards said of it; `reward` is None when a reward failed."""
+
+    problem: Problem
+    prompt: Prompt
+    completion: Completion
+    text: str
+    reward: float | None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRow:
+    """One completion to train on. Rows with equal prompts are computed with that prompt once.
+
+    `old_logprobs` None means: take the current policy's own, detached (one update per batch).
+    """
+
+    prompt_ids: TokenIds
+    completion_ids: TokenIds
+    advantage: float
+    rollout_logprobs: LogProbs
+    old_logprobs: LogProbs | None = None
+    ref_logprobs: LogProbs | None = None
+
+    def with_old(self, logprobs: LogProbs) -> TrainRow:
+        return replace(self, old_logprobs=logprobs)
+
+    def with_reference(self, logprobs: LogProbs) -> TrainRow:
+        return replace(self, ref_logprobs=logprobs)
+
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """Which loss to minimise. `max_response_length` is the constant divisor of seq-mean-token-sum-norm."""
+
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    clip_ratio_c: float | None = 3.0
+    kl_coef: float = 0.0
+    kl_estimator: KlEstimator = "k3"
+    entropy_coeff: float = 0.0
+    loss_agg_mode: LossAggMode = "token-mean"
+    max_response_length: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LossStats:
+    """What one forward_backward did, as sums over its tokens; add two with `+`.
+
+    The losses are already divided by the minibatch's denominator, so that they add up to its loss.
+    Token sums (`kl_sum`, `entropy_sum`, ...) are divided by `tokens` when shown.
+    """
+
+    loss: float = 0.0
+    pg_loss: float = 0.0
+    kl_loss: float = 0.0
+    tokens: int = 0
+    rows: int = 0
+    entropy_sum: float = 0.0
+    ppo_kl_sum: float = 0.0
+    clipped_tokens: int = 0
+    max_ratio_deviation: float = 0.0
+    """Largest |ratio - 1| over tokens, ratio = exp(current - old log-prob)."""
+    rollout_probs_diff_sum: float = 0.0
+    rollout_probs_diff_max: float = 0.0
+    """Sampler against trainer: |exp(rollout log-prob) - exp(current log-prob)|, only meaningful on the first update."""
+    tokens_delivered: int = 0
+    """Prompt and completion tokens of all rows, as a trainer without sharing would compute them."""
+    tokens_computed: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: LossStats) -> LossStats:
+        return LossStats(
+            *(
+                max(mine, theirs) if name in _MAXIMA else mine + theirs
+                for name, mine, theirs in (
+                    (name, getattr(self, name), getattr(other, name)) for name in LossStats.__slots__
+                )
+            )
+        )
+
+
+_MAXIMA = frozenset({"max_ratio_deviation", "rollout_probs_diff_max"})
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStats:
+    """What one optimizer update did. `stepped` is False when the gradient was not finite: nothing changed."""
+
+    grad_norm: float
+    lr: float
+    stepped: bool
+    changed_fraction: float
+    """Share of the compute weights whose value changed, 0..1; 0 means the update was lost in rounding."""
+    max_memory_bytes: int | None = None
+    """Most device memory held since the start; None where it is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """Which weights the sampler now holds. `version` counts optimizer updates since the start."""
+
+    names_expected: int
+    names_sent: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateStats:
+    """What sampling cost: forward FLOPs, seconds, and tokens drawn."""
+
+    flops: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What every backend must know of the job, whatever its own settings are."""
+
+    model: str
+    seed: int = 0
+    temperature: float = 1.0
+    """Sampling temperature of training; log-probs are taken at it."""
+    end_token_ids: tuple[int, ...] = ()
+    """Every token that ends a completion."""
+    needs_reference: bool = False
+    max_tokens_per_device: int = 16384
+    max_prompt_length: int = 1024
+    max_response_length: int = 1024
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo:
+    """What `start` found. `peak_flops` is per device, None when unknown, with the reason in `peak_source`."""
+
+    device: str
+    num_devices: int
+    dtype: str
+    peak_flops: float | None
+    peak_source: str
+    vocab_size: int
+    num_parameters: int
+    max_context: int | None = None
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one GRPO step did, as records; `report.py` turns it into metrics."""
+
+    step: int
+    lr: float
+    groups: Sequence[Sequence[Rollout]]
+    """[P][n] rollouts."""
+    advantages: Sequence[float]
+    """Of the rows that were trained on."""
+    zero_signal_groups: int
+    """Groups whose rewards are all equal, those shrunk to fewer than two rows included."""
+    shrunk_groups: int
+    """Groups left with fewer than two rows because rewards failed."""
+    losses: Sequence[LossStats]
+    """One for each update."""
+    updates: Sequence[OptimStats]
+    empty_updates: int
+    """Minibatches without a row to train on, for which the optimizer was not stepped."""
+    generation: GenerateStats
+    rollout_gap: tuple[float, float] | None
+    """Mean and maximum over tokens of |sampler's - trainer's probability|; None when nothing was trained on."""
+    sync: SyncReport
+    seconds: Mapping[str, float]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def loss(self) -> LossStats:
+        """Sum over the updates."""
+        return sum(self.losses, start=LossStats())
