@@ -1,0 +1,110 @@
+"""Which variant of a preset fits this machine, decided in seconds and explained in one line.
+
+Looks at the machine without importing torch: CUDA through nvidia-smi, the hub through a short
+connection, and not at all with HF_HUB_OFFLINE=1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError
+from rlctl.presets import Preset, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class VariantChoice:
+    """The variant taken (None for a preset without) and why, as one sentence."""
+
+    variant: Variant | None
+    reason: str
+
+
+def choose(preset: Preset, name: str | None, *, settings: Mapping[str, Any]) -> VariantChoice:
+    """The variant called `name`, else the first whose requirements hold.
+
+    `settings` are the preset's own with everything the user said on top: a model or data path
+    given by the user decides reachability. Raises ConfigError when no variant fits.
+    """
+    if name is not None:
+        return VariantChoice(preset.variant(name), "named by --variant")
+    if not preset.variants:
+        return VariantChoice(None, "")
+    passed_over: list[str] = []
+    for variant in preset.variants:
+        if variant.by_name_only:
+            continue
+        obstacle = _obstacle(variant, settings)
+        if obstacle is None:
+            return VariantChoice(variant, "; ".join(passed_over) or "all it requires is here")
+        passed_over.append(f"not {variant.name}: {obstacle}")
+    raise ConfigError(
+        f"no variant of preset {preset.name} fits this machine: {'; '.join(passed_over)}.",
+        hint=f"name one with --variant: {', '.join(variant.name for variant in preset.variants)}.",
+    )
+
+
+def _obstacle(variant: Variant, settings: Mapping[str, Any]) -> str | None:
+    """What keeps the variant from running here; None when nothing does."""
+    gigabytes = variant.requires.get("cuda_memory_gb")
+    if gigabytes is not None and (reason := cuda_obstacle(gigabytes)):
+        return reason
+    if variant.requires.get("model") and (reason := _unreachable(_value(variant, settings, "model", "path"), "model")):
+        return reason
+    if variant.requires.get("data"):
+        path = _value(variant, settings, "data", "path")
+        where = path or _value(variant, settings, "data", "source")
+        return _unreachable(where, "dataset")
+    return None
+
+
+def _value(variant: Variant, settings: Mapping[str, Any], block: str, key: str) -> Any:
+    said = settings.get(block, {}).get(key)
+    return said if said is not None else variant.settings.get(block, {}).get(key)
+
+
+def cuda_obstacle(gigabytes: float, environ: Mapping[str, str] | None = None) -> str | None:
+    """Why no CUDA device with that much memory (GiB) can be used; None when one can."""
+    environ = os.environ if environ is None else environ
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every device"
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "no CUDA device"
+    if _torch_is_cpu_build():
+        return "the installed torch is a CPU build"
+    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        largest = max((float(line) / 1024 for line in answer.split("\n") if line.strip()), default=0.0)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return "nvidia-smi names no device"
+    return None if largest >= gigabytes else f"{largest:.0f} GiB of CUDA memory, {gigabytes:g} wanted"
+
+
+def _torch_is_cpu_build() -> bool:
+    try:
+        return "+cpu" in metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _unreachable(where: Any, kind: str) -> str | None:
+    from rlctl import hub
+
+    text = str(where)
+    if text.startswith(("embedded:", "generated:", "pkg:")) or Path(text).exists():
+        return None
+    cached = hub.is_cached_model(text) if kind == "model" else hub.is_cached_dataset(text)
+    if cached:
+        return None
+    reachable, reason = hub.hub_reachable()
+    return None if reachable else f"{kind} {text} is not cached and {reason}"
