@@ -1,0 +1,94 @@
+"""The contract between the GRPO loop and whatever holds the model: tokens in, tokens out.
+
+Every verb is a coroutine and must leave the event loop free: blocking work goes through
+`asyncio.to_thread`, calls to a foreign client through `rlctl.backends.calling.call`.
+Moving one device between sampling and training (colocation) is the backend's own business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rlctl.types import (
+    BackendInfo,
+    Completion,
+    GenerateStats,
+    JobSpec,
+    LogProbs,
+    LossSpec,
+    LossStats,
+    OptimStats,
+    Prompt,
+    Sampling,
+    SyncReport,
+    TrainRow,
+)
+
+SettingsT = TypeVar("SettingsT")
+
+
+class Backend(ABC, Generic[SettingsT]):
+    """A policy that can be sampled, scored, trained, saved and loaded.
+
+    Lengths: P prompts, n samples each, R rows, C completion tokens of a row.
+    """
+
+    def __init__(self, settings: SettingsT, job: JobSpec) -> None:
+        """Remember what to do; touches no device and no network."""
+        self.settings = settings
+        self.job = job
+        self.generate_stats = GenerateStats()
+        """What the last `generate` cost."""
+
+    @abstractmethod
+    async def start(self) -> BackendInfo:
+        """Load the model and say what it runs on. Raises ModelError or BackendUnavailable."""
+
+    @abstractmethod
+    async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
+        """`n` completions for each prompt: [P] prompts -> [P][n]. Order follows the prompts."""
+
+    @abstractmethod
+    async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
+        """Log-probs of the completion tokens, nats at the job's temperature: [R] rows -> [R] of [C].
+
+        Under the frozen starting policy when `reference`; needs `job.needs_reference`.
+        """
+
+    @abstractmethod
+    async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
+        """Add the gradient of the rows' loss to what has accumulated since the last `optim_step`.
+
+        `loss_denominator` is that of the whole minibatch, over all micro-batches, calls and ranks,
+        so that however the rows are cut the gradient is that of one big batch.
+        """
+
+    @abstractmethod
+    async def optim_step(self, lr: float) -> OptimStats:
+        """Clip, step and zero the accumulated gradient; refuses to step on one that is not finite."""
+
+    @abstractmethod
+    async def sync_weights(self) -> SyncReport:
+        """Bring the sampler to the trainer's weights. Raises BackendError naming any weight not sent."""
+
+    @abstractmethod
+    async def save(self, path: Path) -> None:
+        """Write model (Hugging Face format, with tokenizer), optimizer and RNG into the folder `path`.
+
+        Raises CheckpointError, also when a weight is not finite.
+        """
+
+    @abstractmethod
+    async def load(self, path: Path) -> None:
+        """Continue from what `save` wrote: model, optimizer and RNG."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything. Safe twice, after a failed start, and on Ctrl-C."""
+
+
+AnyBackend = Backend[Any]
+"""A backend, whatever its settings."""

@@ -1,0 +1,1 @@
+"""The embedded backend: torch in this process, sampler and trainer on the same weights."""

@@ -1,0 +1,239 @@
+"""The in-process backend: one torch model on one device, sampled and trained in turn.
+
+Sampler and trainer read the same compute weights, so a sync sends nothing: it checks that every name the
+sampler reads is one the trainer writes. Master weights, moments and the reference live beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from rlctl.backends.base import Backend
+from rlctl.backends.local.settings import LocalSettings
+from rlctl.engine import sampler, update
+from rlctl.engine.model import Policy, load_policy
+from rlctl.engine.optimizer import MasterOptimizer
+from rlctl.engine.peak import device_peak
+from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
+from rlctl.types import (
+    BackendInfo,
+    Completion,
+    JobSpec,
+    LogProbs,
+    LossSpec,
+    LossStats,
+    OptimStats,
+    Prompt,
+    Sampling,
+    SyncReport,
+    TrainRow,
+)
+
+T = TypeVar("T")
+
+SMALL_MODEL = 20_000_000
+"""Parameters below which a cpu computes in float32: there the casts cost more than bfloat16 saves."""
+
+
+class LocalBackend(Backend[LocalSettings]):
+    """GRPO's verbs on a model in this process."""
+
+    def __init__(self, settings: LocalSettings, job: JobSpec) -> None:
+        super().__init__(settings, job)
+        self.compute = update.Compute(
+            temperature=job.temperature,
+            max_tokens=job.max_tokens_per_device,
+            tile_tokens=settings.logits_tile_tokens if settings.tiled_logits_compute else None,
+        )
+        self._policy: Policy | None = None
+        self._optimizer: MasterOptimizer | None = None
+        self._reference: Policy | None = None
+        # One thread for all torch work: the loop stays free, and OpenMP keeps one pool of threads.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlctl-local")
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except torch.OutOfMemoryError as error:
+            raise BackendError(
+                f"the device is out of memory: {str(error).split('.')[0]}.",
+                hint="lower trainer.max_tokens_per_device, local.kv_cache_gb or trainer.mini_batch_size.",
+            ) from error
+
+    @property
+    def policy(self) -> Policy:
+        if self._policy is None:
+            raise BackendError("the local backend is not started, or is closed already.")
+        return self._policy
+
+    @property
+    def optimizer(self) -> MasterOptimizer:
+        if self._optimizer is None:
+            raise BackendError("the local backend is not started, or is closed already.")
+        return self._optimizer
+
+    async def start(self) -> BackendInfo:
+        return await self._run(self._start)
+
+    def _start(self) -> BackendInfo:
+        device = _device(self.settings.device)
+        if self.settings.num_threads is not None:
+            torch.set_num_threads(self.settings.num_threads)
+        policy = load_policy(self.job.model, device=device)
+        must_fit_context(policy, self.job.max_prompt_length + self.job.max_response_length)
+        num_parameters = sum(p.numel() for p in policy.causal_lm.parameters())
+        dtype = _dtype(self.settings.dtype, device, num_parameters)
+        if self.job.needs_reference:
+            self._reference = load_policy(self.job.model, device=device)
+            self._reference.causal_lm.requires_grad_(False)
+            for p in self._reference.causal_lm.parameters():
+                p.data = p.data.to(dtype)
+        self._optimizer = MasterOptimizer(policy.causal_lm, dtype=dtype, job=self.job)
+        self._policy = policy
+        peak, source = device_peak(device, dtype)
+        return BackendInfo(
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            num_devices=1,
+            dtype=str(dtype).removeprefix("torch."),
+            peak_flops=peak if policy.shape is not None else None,
+            peak_source=source if policy.shape is not None else policy.shape_note,
+            vocab_size=policy.vocab_size,
+            num_parameters=num_parameters,
+            max_context=policy.max_context,
+        )
+
+    async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
+        def work() -> list[list[Completion]]:
+            completions, self.generate_stats = sampler.generate(
+                self.policy,
+                prompts,
+                n=n,
+                sampling=sampling,
+                end_token_ids=self.job.end_token_ids,
+                kv_cache_bytes=self.settings.kv_cache_gb * 2**30,
+            )
+            return completions
+
+        return await self._run(work)
+
+    async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
+        policy = self._reference if reference else self.policy
+        if policy is None:
+            raise BackendError(
+                "reference log-probs were asked for, but no reference model is loaded.",
+                hint="set algorithm.kl_coef above 0.",
+            )
+        return await self._run(lambda: update.log_probs(policy, rows, compute=self.compute))
+
+    async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
+        return await self._run(
+            lambda: update.forward_backward(
+                self.policy, rows, loss=loss, loss_denominator=loss_denominator, compute=self.compute
+            )
+        )
+
+    async def optim_step(self, lr: float) -> OptimStats:
+        return await self._run(lambda: self.optimizer.step(lr))
+
+    async def sync_weights(self) -> SyncReport:
+        expected = dict(self.policy.causal_lm.named_parameters())
+        written = dict(zip(self.optimizer.names, self.optimizer.compute, strict=True))
+        stale = [name for name, p in expected.items() if written.get(name) is not p]
+        if stale:
+            raise BackendError(f"{len(stale)} weights of the sampler are not the trainer's: {', '.join(stale[:5])}.")
+        return SyncReport(len(expected), len(written), self.optimizer.version)
+
+    async def save(self, path: Path) -> None:
+        await self._run(lambda: self._save(path))
+
+    def _save(self, path: Path) -> None:
+        if not self.optimizer.all_finite():
+            raise CheckpointError(
+                f"a weight is not finite, so {path} was not written.", hint="earlier checkpoints are untouched."
+            )
+        causal_lm = self.policy.causal_lm
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            causal_lm.save_pretrained(path)  # type: ignore[operator]
+            _name_dtype(path / "config.json", self.policy.dtype)
+            torch.save(
+                {"masters": self.optimizer.master_state(), **self.optimizer.state(), "rng": torch.get_rng_state()},
+                path / "trainer.pt",
+            )
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as RuntimeError.
+            raise CheckpointError(f"{path} cannot be written: {error}.") from error
+
+    async def load(self, path: Path) -> None:
+        await self._run(lambda: self._load(path))
+
+    def _load(self, path: Path) -> None:
+        try:
+            state = torch.load(path / "trainer.pt", map_location=self.policy.device, weights_only=True)
+            self.optimizer.restore(state["masters"], state)
+            torch.set_rng_state(state["rng"].cpu())
+        except (OSError, RuntimeError, KeyError, EOFError) as error:
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
+
+    async def close(self) -> None:
+        self._policy = self._optimizer = self._reference = None
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            "local.device = cuda, but torch finds no CUDA device.", hint='set local.device = "auto".'
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device, num_parameters: int) -> torch.dtype:
+    if name != "auto":
+        return torch.float32 if name == "float32" else torch.bfloat16
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if _multiplies_bfloat16() and num_parameters > SMALL_MODEL else torch.float32
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the cpu has instructions for it; without them bfloat16 is slower than float32."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+def must_fit_context(policy: Policy, longest: int) -> None:
+    """Raises ModelError when sequences of that length leave what the model computes alike in every batch."""
+    if policy.max_context is not None and longest > policy.max_context:
+        raise ModelError(
+            f"data.max_prompt_length + rollout.max_response_length = {longest} tokens, "
+            f"the model's context is {policy.max_context}.",
+            hint="lower one of the two.",
+        )
+    rope = getattr(policy.causal_lm.config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") in ("longrope", "dynamic") and longest > (original or policy.max_context or longest):
+        raise ModelError(
+            f"sequences of {longest} tokens switch the model's {rope['rope_type']} rotary scaling, which changes all "
+            f"positions with the longest one of a batch, above {original}.",
+            hint=f"keep data.max_prompt_length + rollout.max_response_length within {original}.",
+        )
+
+
+def _name_dtype(config_file: Path, dtype: torch.dtype) -> None:
+    """The saved config names the dtype of the saved weights, and no attention of ours."""
+    config = json.loads(config_file.read_text())
+    config.pop("_attn_implementation", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config_file.write_text(json.dumps(config, indent=2) + "\n")

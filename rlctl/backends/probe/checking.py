@@ -1,0 +1,99 @@
+"""Check a backend: what of it is judged, against which contract, and whether it is imported or read from source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlctl.backends.importing import import_foreign
+from rlctl.backends.probe.comparing import judge
+from rlctl.backends.probe.live import live_target
+from rlctl.backends.probe.report import Finding, PartReport, Report
+from rlctl.backends.probe.source import resolve
+from rlctl.backends.probe.source_classes import source_target
+from rlctl.backends.probe.source_imports import refuse_missing_imports
+from rlctl.backends.probe.targets import Target
+from rlctl.backends.registry import BUILT_IN, BackendSpec
+from rlctl.errors import BackendUnavailable, ConfigError
+
+
+def check(spec: BackendSpec, *, client: str | None = None) -> Report:
+    """Judge a backend, or only the `client` given as "module:Class" in place of the one it is registered with.
+
+    Raises BackendUnavailable when what is registered is not installed, ConfigError when `client` names nothing.
+    """
+    if client is not None:
+        return Report(spec.name, (_check_given_client(spec, client),), _no_adapter(spec, stops=False))
+    parts = []
+    if spec.backend:
+        parts.append(_check_backend(spec))
+    if spec.client and spec.protocol:
+        parts.append(_check_registered_client(spec))
+    return Report(spec.name, tuple(parts), _no_adapter(spec, stops=True) + _no_protocol(spec))
+
+
+def _check_given_client(spec: BackendSpec, reference: str) -> PartReport:
+    """Judge the `--client` of the command line. Raises ConfigError when it names nothing."""
+    if not spec.protocol:
+        raise ConfigError(
+            f"--client {reference!r}: backend {spec.name!r} drives no client.", hint="leave the option out."
+        )
+    module, colon, name = reference.partition(":")
+    if not (module and colon and name.isidentifier()):
+        raise ConfigError(
+            f"--client {reference!r} does not name a class.",
+            hint="write it as module:Class, for example my_package.client:Client.",
+        )
+    try:
+        target = _client_target(reference, needed_by="--client")
+    except BackendUnavailable as failure:
+        raise ConfigError(f"--client {reference!r}: {failure.message}", hint=failure.hint) from failure
+    return judge(target, spec.load("protocol"), part="client")
+
+
+def _check_registered_client(spec: BackendSpec) -> PartReport:
+    target = _client_target(spec.client, needed_by=f"backend {spec.name!r}", install=spec.install)
+    return judge(target, spec.load("protocol"), part="client")
+
+
+def _client_target(reference: str, *, needed_by: str, install: str = "") -> Target:
+    """The client, imported if it can be, else read from source. Raises BackendUnavailable when neither works."""
+    try:
+        return live_target(reference, import_foreign(reference, needed_by=needed_by, install=install))
+    except BackendUnavailable as failure:
+        module, _, name = reference.partition(":")
+        found = resolve(module, name)
+        if found is None:
+            raise
+        target = source_target(reference, found)
+        # A run would have to import it, too.
+        cannot = Finding(f"the client cannot be imported here: {failure.message}", stops=True)
+        return replace(target, findings=(*target.findings, cannot))
+
+
+def _check_backend(spec: BackendSpec) -> PartReport:
+    """Judge the backend's class against the contract.
+
+    A built-in one is read from source and what it imports is looked up: importing it would load torch, which
+    takes seconds and tells nothing more of rlctl's own code. A plugin's is imported, as a run would.
+    """
+    # The contract needs numpy; this module is also used to list what is wrong with an installation.
+    from rlctl.backends.base import Backend
+
+    module, _, name = spec.backend.partition(":")
+    found = resolve(module, name) if spec.origin == BUILT_IN else None
+    if found is None:
+        return judge(live_target(spec.backend, spec.load("backend")), Backend, part="backend")
+    refuse_missing_imports(spec)
+    return judge(source_target(spec.backend, found), Backend, part="backend")
+
+
+def _no_adapter(spec: BackendSpec, *, stops: bool) -> tuple[Finding, ...]:
+    if spec.backend:
+        return ()
+    return (Finding(f"rlctl has no adapter for {spec.name!r} yet in this version", stops),)
+
+
+def _no_protocol(spec: BackendSpec) -> tuple[Finding, ...]:
+    if spec.protocol or not spec.client:
+        return ()
+    return (Finding(f"client {spec.client} is not checked: it is registered without a protocol", stops=False),)
