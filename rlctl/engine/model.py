@@ -1,0 +1,208 @@
+"""Load a causal language model from Hugging Face files and prove that the engine computes it exactly.
+
+The transformers module is used as it is; only its attention function is ours. Since some families do
+more than the engine knows (soft-capped logits, scaled heads, attention sinks), a loaded model is checked:
+a small shared-prefix batch must give the log-probs of a plain transformers forward, or it is refused.
+
+Letters: S packed tokens, T completion tokens, D hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlctl.engine.attention import SHARED_PREFIX, DecodeCache, PackedLayout, shared_prefix_attention
+from rlctl.engine.logprobs import token_logprobs
+from rlctl.engine.packing import PackedBatch, pack
+from rlctl.errors import ModelError
+from rlctl.modelpath import ModelFiles, locate
+from rlctl.perf import ModelShape, model_shape
+from rlctl.types import TrainRow
+
+EXACT = 1e-3
+"""Largest difference of a log-prob in the check at load: in float32, rounding makes about 1e-5."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal LM split into what gives hidden states and what turns them into logits."""
+
+    causal_lm: torch.nn.Module
+    decoder: Callable[..., Any]
+    head_weight: torch.nn.Parameter
+    head_bias: torch.nn.Parameter | None
+    shape: ModelShape | None
+    shape_note: str
+    max_context: int | None
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_weight.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.head_weight.shape[0]
+
+    def hidden(self, ids: Tensor, positions: Tensor, shared_prefix: PackedLayout | DecodeCache) -> Tensor:
+        """Hidden states after the last norm: [B, S] ids at [B, S] positions -> [B, S, D]."""
+        out = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=shared_prefix)
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def packed_logprobs(
+        self, batch: PackedBatch, *, temperature: float, tile_tokens: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs [T], entropy [T]) of the completion tokens of one micro-batch."""
+        layout = PackedLayout(batch, device=self.device)
+        ids, positions = (torch.from_numpy(x).to(self.device)[None] for x in (batch.ids_S, batch.positions_S))
+        hidden_SD = self.hidden(ids, positions, layout)[0]
+        predictors_T, targets_T = (torch.from_numpy(x).to(self.device) for x in (batch.predictors_T, batch.targets_T))
+        return token_logprobs(
+            hidden_SD[predictors_T],
+            self.head_weight,
+            targets_T,
+            bias_V=self.head_bias,
+            temperature=temperature,
+            tile_tokens=tile_tokens,
+        )
+
+
+def load_policy(path: str, *, device: torch.device) -> Policy:
+    """The model at `path` in float32 on the device, in eval mode, checked. Raises ModelError."""
+    register_attention()
+    causal_lm = _from_pretrained(locate(path), path)
+    _must_be_finite(causal_lm, path)
+    policy = wrap(causal_lm.to(device))
+    check_exact(policy, path)
+    return policy
+
+
+def register_attention() -> None:
+    """Make the attention function known to transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SHARED_PREFIX, shared_prefix_attention)
+
+
+def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            files.location,
+            dtype=torch.float32,
+            attn_implementation=SHARED_PREFIX,
+            output_loading_info=True,
+            **files.arguments(),
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelError(f"model.path = {path} cannot be loaded: {type(error).__name__}: {first_line}") from error
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        shown = ", ".join(missing[:3])
+        raise ModelError(
+            f"model.path = {path}: {len(missing)} weights are not in its files ({shown}, ...).",
+            hint="the files may be incomplete.",
+        )
+    module: torch.nn.Module = loaded
+    return module.eval()
+
+
+def _must_be_finite(causal_lm: torch.nn.Module, path: str) -> None:
+    for name, parameter in causal_lm.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ModelError(
+                f"model.path = {path}: the weight {name} is not finite.", hint="was it saved after a diverged run?"
+            )
+
+
+def wrap(causal_lm: Any) -> Policy:
+    """A transformers causal LM, whose attention is SHARED_PREFIX, as a Policy."""
+    head = causal_lm.get_output_embeddings()
+    config = causal_lm.config.get_text_config()
+    shape, note = _checked_shape(causal_lm, config)
+    return Policy(
+        causal_lm=causal_lm,
+        decoder=causal_lm.base_model,
+        head_weight=head.weight,
+        head_bias=getattr(head, "bias", None),
+        shape=shape,
+        shape_note=note,
+        max_context=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _checked_shape(causal_lm: Any, config: Any) -> tuple[ModelShape | None, str]:
+    """The shape by formula, if it agrees with the weights that are really there."""
+    shape = model_shape(config.to_dict())
+    if shape is None:
+        return None, f"no FLOP formula for the family {config.model_type}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return None, "attention pairs under a sliding window are not counted"
+    decoder = causal_lm.base_model
+    counted = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, torch.nn.Linear))
+    if counted != shape.body_parameters:
+        return None, f"the formula gives {shape.body_parameters} weights, the model has {counted}"
+    return shape, ""
+
+
+def check_exact(policy: Policy, path: str) -> None:
+    """Compare the shared-prefix engine with a plain forward on a few tokens. Raises ModelError on any difference."""
+    rows = _probe_rows(policy.vocab_size)
+    ours = _engine_logprobs(policy, rows)
+    plain = _plain_logprobs(policy, rows)
+    worst = float((ours - plain).abs().max())
+    if not worst <= EXACT:
+        raise ModelError(
+            f"model.path = {path}: the engine's log-probs differ from transformers' by {worst:.3g} nats, "
+            f"so {type(policy.causal_lm).__name__} does more than the engine computes.",
+            hint="use a model of the Llama, Qwen2, Qwen3 or SmolLM families, or another backend.",
+        )
+
+
+def _probe_rows(vocab_size: int) -> list[TrainRow]:
+    draw = np.random.default_rng(0)
+
+    def ids(length: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return draw.integers(0, vocab_size, length, dtype=np.int32)
+
+    short, long = ids(3), ids(6)
+    completions = [(short, ids(4)), (short, ids(1)), (long, ids(5))]
+    return [TrainRow(prompt, own, 0.0, np.zeros(len(own), np.float32)) for prompt, own in completions]
+
+
+@torch.no_grad()
+def _engine_logprobs(policy: Policy, rows: list[TrainRow]) -> Tensor:
+    (batch,) = pack(rows, max_tokens=10_000)
+    logprobs_T, _ = policy.packed_logprobs(batch, temperature=1.0, tile_tokens=4)
+    by_row = [logprobs_T[torch.from_numpy(batch.row_of_token_T == i).to(policy.device)] for i in range(len(rows))]
+    return torch.cat([by_row[batch.rows.index(i)] for i in range(len(rows))])
+
+
+@torch.no_grad()
+def _plain_logprobs(policy: Policy, rows: list[TrainRow]) -> Tensor:
+    causal_lm: Any = policy.causal_lm
+    causal_lm.set_attn_implementation("eager")
+    try:
+        parts = []
+        for row in rows:
+            ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)).to(
+                policy.device
+            )
+            logp = causal_lm(input_ids=ids[None], use_cache=False).logits[0].float().log_softmax(-1)
+            start = len(row.prompt_ids)
+            parts.append(logp[start - 1 : -1].gather(1, ids[start:, None])[:, 0])
+        return torch.cat(parts)
+    finally:
+        causal_lm.set_attn_implementation(SHARED_PREFIX)

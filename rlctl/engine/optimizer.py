@@ -1,0 +1,88 @@
+"""AdamW on float32 master weights, with the compute weights as a rounded copy.
+
+bfloat16 weights alone lose an update of 1e-6: half a unit in the last place of 1.0 is 4e-3. Gradients of
+micro-batches are summed in float32 too, so that their number does not change the result.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlctl.types import JobSpec, OptimStats
+
+
+class MasterOptimizer:
+    """Owns a float32 master of each parameter of `module`, which is turned to `dtype` in place."""
+
+    def __init__(self, module: nn.Module, *, dtype: torch.dtype, job: JobSpec) -> None:
+        self.names = [name for name, p in module.named_parameters()]
+        self.compute = [p for _, p in module.named_parameters()]
+        self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.compute]
+        for p in self.compute:
+            p.data = p.data.to(dtype)
+            p.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
+        self._master_of = {id(p): master for p, master in zip(self.compute, self.masters, strict=True)}
+        self.grad_clip = job.grad_clip
+        self.adamw = torch.optim.AdamW(self.masters, lr=0.0, betas=job.betas, weight_decay=job.weight_decay, fused=True)
+        self.version = 0
+        """Updates taken."""
+
+    def _collect(self, p: Tensor) -> None:
+        """Move a parameter's gradient into its master, in float32."""
+        assert p.grad is not None
+        master = self._master_of[id(p)]
+        if master.grad is None:
+            master.grad = p.grad.float()
+        else:
+            master.grad.add_(p.grad)
+        p.grad = None
+
+    @torch.no_grad()
+    def step(self, lr: float) -> OptimStats:
+        """Clip and step, unless the gradient's norm is not finite; the gradient is gone afterwards either way."""
+        grads = [master.grad for master in self.masters if master.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        stepped = math.isfinite(norm) and bool(grads)
+        changed = 0.0
+        if stepped:
+            torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, torch.tensor(norm))
+            for group in self.adamw.param_groups:
+                group["lr"] = lr
+            self.adamw.step()
+            changed = self._publish()
+            self.version += 1
+        self.adamw.zero_grad(set_to_none=True)
+        return OptimStats(grad_norm=norm, lr=lr, stepped=stepped, changed_fraction=changed)
+
+    def _publish(self) -> float:
+        """Round the masters into the compute weights; the share of values that changed."""
+        changed = total = 0
+        for p, master in zip(self.compute, self.masters, strict=True):
+            rounded = master.to(p.dtype)
+            changed += int((rounded != p).sum())
+            total += p.numel()
+            p.copy_(rounded)
+        return changed / total
+
+    def all_finite(self) -> bool:
+        return all(bool(torch.isfinite(master).all()) for master in self.masters)
+
+    def master_state(self) -> dict[str, Tensor]:
+        return {name: master.detach() for name, master in zip(self.names, self.masters, strict=True)}
+
+    def state(self) -> dict[str, Any]:
+        """Moments and step counts by parameter, and the number of updates."""
+        return {"adamw": self.adamw.state_dict(), "version": self.version}
+
+    @torch.no_grad()
+    def restore(self, masters: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Take masters and moments back, each in its own dtype."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(masters[name])
+        self.adamw.load_state_dict(state["adamw"])
+        self.version = int(state["version"])
+        self._publish()

@@ -1,0 +1,215 @@
+"""The engine against plain transformers: log-probs, sampling and the gradient of a whole GRPO update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlctl.engine import sampler, update
+from rlctl.engine.attention import SHARED_PREFIX
+from rlctl.engine.model import Policy, check_exact, wrap
+from rlctl.errors import ModelError
+from rlctl.types import LossSpec, Prompt, Sampling, TrainRow
+from tests.tiny import build, tiny_config
+
+REFUSED = {"gemma-2-2b-it"}
+"""Soft-capped attention and logits, which the engine does not compute."""
+FAMILIES = [
+    "Llama-3.2-1B-Instruct", "Llama-3.2-3B-Instruct", "Mistral-7B-Instruct-v0.3", "OLMo-2-1124-7B-Instruct",
+    "Olmo-3.1-32B-Instruct", "Phi-3-mini-4k-instruct", "Phi-4-mini-instruct", "Qwen2.5-7B-Instruct", "Qwen3-0.6B",
+    "Qwen3-8B", "SmolLM2-135M-Instruct", "SmolLM3-3B", "gemma-3-1b-it", "phi-2", "phi-4",
+]  # fmt: skip
+
+
+def family(shared: Path, name: str, **overrides: Any) -> nn.Module:
+    from transformers import AutoConfig
+
+    config = json.loads((shared / "data/model_configs" / f"{name}.json").read_text())
+    return build(AutoConfig.for_model(**{**config, **overrides}))
+
+
+def some_rows(vocab: int, *, lengths: tuple[int, ...] = (4, 1, 6, 3, 9), seed: int = 0) -> list[TrainRow]:
+    """Two groups with prompts of 5 and 3 tokens, and rows of those lengths, old log-probs near the current ones."""
+    draw = np.random.default_rng(seed)
+    prompts = [draw.integers(0, vocab, length, dtype=np.int32) for length in (5, 3)]
+    rows = []
+    for i, length in enumerate(lengths):
+        own = draw.integers(0, vocab, length, dtype=np.int32)
+        rows.append(TrainRow(prompts[i % 2], own, float(draw.normal()), np.zeros(length, np.float32)))
+    return rows
+
+
+def plain_logprobs(model: Any, row: TrainRow, temperature: float = 1.0) -> torch.Tensor:
+    """By transformers' own attention, one row at a time, no padding."""
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64))
+        logp = (model(input_ids=ids[None], use_cache=False).logits[0].float() / temperature).log_softmax(-1)
+        start = len(row.prompt_ids)
+        return logp[start - 1 : -1].gather(1, ids[start:, None])[:, 0]
+    finally:
+        model.set_attn_implementation(SHARED_PREFIX)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logprobs_equal_a_plain_forward(shared: Path, name: str) -> None:
+    model = family(shared, name)
+    rows = some_rows(512)
+    ours = update.log_probs(wrap(model), rows, compute=update.Compute(max_tokens=16))
+    for row, mine in zip(rows, ours, strict=True):
+        with torch.no_grad():
+            expected = plain_logprobs(model, row)
+        np.testing.assert_allclose(mine, expected.numpy(), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_family_that_does_more_than_the_engine_is_refused(shared: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="does not compute"):
+        check_exact(wrap(family(shared, name)), name)
+
+
+def test_a_scaled_head_is_refused_by_the_check_at_load() -> None:
+    model = build(tiny_config())
+    policy = wrap(model)
+    plain_head = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: plain_head(hidden) * 0.5
+    with pytest.raises(ModelError, match=r"differ from transformers' by"):
+        check_exact(policy, "scaled")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["Llama-3.2-1B-Instruct", "Qwen2.5-7B-Instruct", "Qwen3-0.6B", "SmolLM3-3B"])
+def test_gradient_of_an_update_equals_a_naive_padded_one(shared: Path, name: str, tied: bool) -> None:
+    model = family(shared, name, tie_word_embeddings=tied)
+    loss = LossSpec(kl_coef=0.05, entropy_coeff=0.01)
+    rows = [
+        row.with_old(lp + 0.1).with_reference(lp - 0.2)
+        for row in some_rows(512)
+        for lp in [plain_logprobs(model, row, 0.8).detach().numpy()]
+    ]
+    denominator = float(sum(len(row.completion_ids) for row in rows))
+    compute = update.Compute(temperature=0.8, max_tokens=18, tile_tokens=4)
+    stats = update.forward_backward(wrap(model), rows, loss=loss, loss_denominator=denominator, compute=compute)
+    ours = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+    expected = naive_padded_loss(model, rows, loss, temperature=0.8)
+    expected.backward()
+    assert stats.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    for key, p in model.named_parameters():
+        scale = p.grad.abs().max()
+        assert (ours[key] - p.grad).abs().max() <= 1e-4 * scale, key
+
+
+def naive_padded_loss(model: Any, rows: list[TrainRow], loss: LossSpec, *, temperature: float) -> torch.Tensor:
+    """The textbook way: right-padded batch, whole logits, token mean over the mask."""
+    model.set_attn_implementation("eager")
+    sequences = [np.concatenate([row.prompt_ids, row.completion_ids]) for row in rows]
+    width = max(map(len, sequences))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    attention, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width)
+    old, ref, advantage = (torch.zeros(len(rows), width) for _ in range(3))
+    for i, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+        start, end = len(row.prompt_ids), len(sequence)
+        ids[i, :end] = torch.from_numpy(sequence.astype(np.int64))
+        attention[i, :end] = 1
+        mask[i, start:end] = 1
+        old[i, start:end] = torch.from_numpy(row.old_logprobs)
+        ref[i, start:end] = torch.from_numpy(row.ref_logprobs)
+        advantage[i, start:end] = row.advantage
+    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits.float() / temperature
+    model.set_attn_implementation(SHARED_PREFIX)
+    logp = logits[:, :-1].log_softmax(-1)
+    mask, old, ref, advantage = (x[:, 1:] for x in (mask, old, ref, advantage))
+    token = logp.gather(2, ids[:, 1:, None])[..., 0]
+    entropy = -(logp.exp() * logp).sum(-1)
+    ratio = (token - old).exp()
+    clipped = ratio.clamp(1 - loss.clip_ratio_low, 1 + loss.clip_ratio_high)
+    pg = torch.maximum(-advantage * ratio, -advantage * clipped)
+    pg = torch.where(advantage < 0, torch.minimum(pg, -advantage * loss.clip_ratio_c), pg)
+    kl = (ref - token).exp() - 1 - (ref - token)
+    return ((pg + loss.kl_coef * kl - loss.entropy_coeff * entropy) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_gradient_does_not_depend_on_the_cut_nor_on_tiling(mode: str) -> None:
+    # Field faults 010 and 012: also with a last window that is not full.
+    rows = some_rows(260, lengths=(4, 1, 6, 3, 9, 2, 5))
+    grads = []
+    for max_tokens, tile in ((1000, None), (14, 3), (1, 1000)):
+        model = build(tiny_config())
+        compute = update.Compute(max_tokens=max_tokens, tile_tokens=tile)
+        update.forward_backward(
+            wrap(model), rows, loss=LossSpec(loss_agg_mode=mode), loss_denominator=7.0, compute=compute,  # type: ignore[arg-type]
+        )  # fmt: skip
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    for other in grads[1:]:
+        torch.testing.assert_close(grads[0], other, rtol=1e-4, atol=1e-6)
+
+
+def test_logprobs_do_not_depend_on_what_else_is_in_the_batch() -> None:
+    # Field faults 027 and 033: no padding token is ever attended to.
+    policy = wrap(build(tiny_config()))
+    rows = some_rows(260)
+    together = update.log_probs(policy, rows, compute=update.Compute())
+    for row, mine in zip(rows, together, strict=True):
+        (alone,) = update.log_probs(policy, [row], compute=update.Compute())
+        np.testing.assert_allclose(mine, alone, atol=1e-5)
+
+
+def test_two_passes_are_bitwise_equal_even_with_dropout_in_the_config() -> None:
+    # Field fault 031.
+    policy = wrap(build(tiny_config(attention_dropout=0.5)))
+    rows = some_rows(260)
+    first, second = (update.log_probs(policy, rows, compute=update.Compute()) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_rows_without_completion_tokens_have_no_loss_and_break_nothing() -> None:
+    # Field fault 015.
+    policy = wrap(build(tiny_config()))
+    empty = TrainRow(np.array([1, 2], np.int32), np.zeros(0, np.int32), 1.0, np.zeros(0, np.float32))
+    alone = update.forward_backward(policy, [empty], loss=LossSpec(), loss_denominator=1.0, compute=update.Compute())
+    assert (alone.loss, alone.tokens) == (0.0, 0)
+    beside = update.forward_backward(
+        policy, [empty, *some_rows(260)], loss=LossSpec(), loss_denominator=1.0, compute=update.Compute()
+    )
+    assert beside.rows == 5
+    assert len(update.log_probs(policy, [empty, *some_rows(260)], compute=update.Compute())[0]) == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_logprobs_are_the_trainers(shared: Path, name: str) -> None:
+    # Sliding windows of 4 to 8 tokens, grouped keys, layers without rope: decoding goes its own way through all.
+    policy = wrap(family(shared, name))
+    limit = 30 if name == "Phi-4-mini-instruct" else 60  # above 64 positions its rotary scaling switches
+    rows = sampled_rows(policy, Sampling(temperature=0.7, max_new_tokens=limit), n=3)
+    scored = update.log_probs(policy, rows, compute=update.Compute(temperature=0.7))
+    for row, mine in zip(rows, scored, strict=True):
+        np.testing.assert_allclose(row.rollout_logprobs, mine, atol=1e-4)
+
+
+def sampled_rows(policy: Policy, sampling: Sampling, *, n: int) -> list[TrainRow]:
+    prompts = [Prompt(np.arange(3, 3 + length, dtype=np.int32), length) for length in (7, 2)]
+    groups, _ = sampler.generate(policy, prompts, n=n, sampling=sampling, end_token_ids=[2], kv_cache_bytes=1e9)
+    return [
+        TrainRow(prompt.token_ids, c.token_ids, 1.0, c.logprobs)
+        for prompt, group in zip(prompts, groups, strict=True)
+        for c in group
+    ]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *sorted(REFUSED)])
+def test_flop_formula_counts_the_weights_that_are_there_or_says_why_not(shared: Path, name: str) -> None:
+    policy = wrap(family(shared, name))
+    if policy.shape is None:
+        assert "sliding" in policy.shape_note
+    else:
+        decoder: Any = policy.decoder
+        counted = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
+        assert policy.shape.body_parameters == counted

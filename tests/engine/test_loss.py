@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlctl.engine.loss import clipped_surrogate, kl_divergence, policy_loss, token_weights
+from rlctl.types import LossSpec
+
+NO_DUAL = LossSpec(clip_ratio_c=None)
+
+
+def loss_of(
+    logp: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor, spec: LossSpec, **more: torch.Tensor
+) -> torch.Tensor:
+    weights = torch.full_like(logp, 1 / len(logp))
+    return policy_loss(logp, old_T=old, advantages_T=advantage, weights_T=weights, spec=spec, **more).total
+
+
+def test_clipped_surrogate_takes_the_worse_of_plain_and_clipped() -> None:
+    # Field fault 016: (ratio, A) = (1.5, 1), (1.5, -1), (.5, 1), (.5, -1) at clip 0.2.
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    loss, clipped = clipped_surrogate(ratio, advantages, NO_DUAL)
+    torch.testing.assert_close(loss, torch.tensor([-1.2, 1.5, -0.5, 0.8]))
+    assert clipped.tolist() == [True, False, False, True]
+
+
+def test_clipped_tokens_have_no_gradient_and_the_others_do() -> None:
+    logp = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5])).requires_grad_()
+    loss_of(logp, torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, -1.0]), NO_DUAL).backward()
+    assert (logp.grad == 0).tolist() == [True, False, False, True]
+
+
+def test_bounds_below_and_above_are_their_own() -> None:
+    spec = LossSpec(clip_ratio_low=0.1, clip_ratio_high=0.4, clip_ratio_c=None)
+    loss, _ = clipped_surrogate(torch.tensor([1.5, 0.5]), torch.tensor([1.0, -1.0]), spec)
+    torch.testing.assert_close(loss, torch.tensor([-1.4, 0.9]))
+
+
+def test_dual_clip_bounds_only_negative_advantages() -> None:
+    spec = LossSpec(clip_ratio_c=3.0)
+    loss, clipped = clipped_surrogate(torch.tensor([10.0, 10.0]), torch.tensor([-2.0, 2.0]), spec)
+    torch.testing.assert_close(loss, torch.tensor([6.0, -2.4]))
+    assert clipped.tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "logp", "ref", "expected"),
+    [
+        # Field fault 022: the two policies must not be swapped.
+        ("k3", -1.0, -2.0, 0.367879),
+        ("k3", -2.0, -1.0, 0.718282),
+        ("k1", -1.0, -2.0, 1.0),
+        ("k1", -2.0, -1.0, -1.0),
+        ("k2", -1.0, -2.0, 0.5),
+        ("k2", -2.0, -1.0, 0.5),
+    ],
+)
+def test_kl_estimators(estimator: str, logp: float, ref: float, expected: float) -> None:
+    value = kl_divergence(torch.tensor([logp]), torch.tensor([ref]), estimator)  # type: ignore[arg-type]
+    assert value.item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_kl_of_an_outlier_is_finite_with_a_finite_gradient() -> None:
+    # Field fault 025: exp(100) is infinite in float32.
+    logp = torch.tensor([-100.0, -1.0], requires_grad=True)
+    value = kl_divergence(logp, torch.tensor([0.0, -1.0]), "k3")
+    value.sum().backward()
+    assert value.tolist() == [10.0, 0.0]
+    assert torch.isfinite(logp.grad).all()
+
+
+def test_kl_term_changes_loss_and_gradient() -> None:
+    # Field fault 024: a KL that is always 0 has no gradient either.
+    grads = []
+    for coefficient in (0.0, 0.1):
+        logp = torch.tensor([-1.0, -2.0], requires_grad=True)
+        spec = LossSpec(kl_coef=coefficient)
+        loss_of(logp, logp.detach(), torch.tensor([1.0, -1.0]), spec, ref_T=torch.tensor([-1.5, -1.0])).backward()
+        grads.append(logp.grad)
+    assert not torch.equal(grads[0], grads[1])
+
+
+def test_entropy_bonus_lowers_the_loss() -> None:
+    logp, entropy = torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 1.5])
+    plain = loss_of(logp, logp, torch.zeros(2), NO_DUAL)
+    spec = LossSpec(clip_ratio_c=None, entropy_coeff=0.1)
+    assert (plain - loss_of(logp, logp, torch.zeros(2), spec, entropy_T=entropy)).item() == pytest.approx(0.1)
+
+
+def test_a_huge_log_ratio_is_clamped() -> None:
+    logp = torch.tensor([0.0], requires_grad=True)
+    value = loss_of(logp, torch.tensor([-1000.0]), torch.tensor([-1.0]), NO_DUAL)
+    assert value.item() == pytest.approx(math.exp(20), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "denominator", "expected"),
+    [
+        # Field faults 010 and 013: lengths 2 and 8, token losses 1 and 0; the constant divisor is 8.
+        ("token-mean", 10.0, 0.2),
+        ("seq-mean-token-mean", 2.0, 0.5),
+        ("seq-mean-token-sum", 2.0, 1.0),
+        ("seq-mean-token-sum-norm", 16.0, 0.125),
+    ],
+)
+@pytest.mark.parametrize("cut", [[[2, 8]], [[2], [8]]])
+def test_aggregation_does_not_depend_on_how_rows_are_cut(
+    mode: str, denominator: float, expected: float, cut: list[list[int]]
+) -> None:
+    total = 0.0
+    for lengths in cut:
+        weights = token_weights(torch.tensor(lengths), mode=mode, denominator=denominator)  # type: ignore[arg-type]
+        total += sum(float(weight) * length * (length == 2) for weight, length in zip(weights, lengths, strict=True))
+    assert total == pytest.approx(expected)
+
+
+def test_constant_divisor_is_not_the_batch_maximum() -> None:
+    # Field fault 013: lengths 2 and 4, every token loss 1, max_response_length 8.
+    weights = token_weights(torch.tensor([2, 4]), mode="seq-mean-token-sum-norm", denominator=2 * 8)
+    assert float(weights[0] * 2 + weights[1] * 4) == 0.375

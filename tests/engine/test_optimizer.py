@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from rlctl.engine.optimizer import MasterOptimizer
+from rlctl.types import JobSpec
+
+JOB = JobSpec(model="", weight_decay=0.0, betas=(0.9, 0.95), grad_clip=1.0)
+
+
+def module_of(*values: float) -> nn.Module:
+    module = nn.Module()
+    module.w = nn.Parameter(torch.tensor(values))
+    return module
+
+
+def push(module: nn.Module, gradient: float) -> None:
+    (module.w * gradient).sum().backward()
+
+
+def test_small_updates_are_not_lost_in_bfloat16() -> None:
+    # Field fault 151: 1,000 steps of -1e-6 on 1.0 leave a bfloat16 weight where it was.
+    module = module_of(1.0)
+    optimizer = MasterOptimizer(module, dtype=torch.bfloat16, job=JOB)
+    for _ in range(1000):
+        push(module, 1.0)
+        optimizer.step(1e-6)
+    assert module.w.dtype == torch.bfloat16
+    assert optimizer.masters[0].item() == pytest.approx(0.999, abs=3e-5)  # 1,000 roundings of 3e-8 each
+
+
+def test_gradients_are_summed_in_float32() -> None:
+    # In bfloat16, 256 + 1 is 256.
+    module = module_of(1.0)
+    optimizer = MasterOptimizer(module, dtype=torch.bfloat16, job=JOB)
+    for gradient in [256.0] + [1.0] * 8:
+        push(module, gradient)
+    assert optimizer.step(0.0).grad_norm == 264.0
+
+
+def test_a_gradient_that_is_not_finite_is_not_stepped_and_is_forgotten() -> None:
+    # Field fault 021.
+    module = module_of(1.0, 2.0)
+    optimizer = MasterOptimizer(module, dtype=torch.float32, job=JOB)
+    push(module, float("nan"))
+    stats = optimizer.step(0.1)
+    assert not stats.stepped
+    assert module.w.tolist() == [1.0, 2.0]
+    assert optimizer.version == 0
+    push(module, 1.0)
+    assert optimizer.step(0.1).stepped
+
+
+def test_the_gradient_is_clipped_by_its_norm() -> None:
+    module = module_of(0.0, 0.0)
+    sgd_like = MasterOptimizer(module, dtype=torch.float32, job=JobSpec(model="", grad_clip=0.5))
+    push(module, 30.0)
+    assert sgd_like.step(0.0).grad_norm == pytest.approx(30 * 2**0.5)
+    moment = sgd_like.adamw.state[sgd_like.masters[0]]["exp_avg"]
+    assert (moment / (1 - 0.9)).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_changed_fraction_counts_compute_weights() -> None:
+    module = module_of(1.0, 1e-6)
+    optimizer = MasterOptimizer(module, dtype=torch.bfloat16, job=JOB)
+    push(module, 1.0)
+    assert optimizer.step(1e-6).changed_fraction == 0.5
+
+
+def test_state_comes_back_in_its_own_dtype() -> None:
+    # Field fault 129: moments must not become bfloat16.
+    module, other = module_of(1.0, 2.0), module_of(5.0, 5.0)
+    optimizer, again = (MasterOptimizer(m, dtype=torch.bfloat16, job=JOB) for m in (module, other))
+    push(module, 1.0)
+    optimizer.step(1e-3)
+    again.restore(*copy.deepcopy((optimizer.master_state(), optimizer.state())))
+    for m, o in ((module, optimizer), (other, again)):
+        push(m, 0.5)
+        o.step(1e-3)
+    assert torch.equal(module.w, other.w)
+    assert torch.equal(optimizer.masters[0], again.masters[0])
+    assert again.adamw.state[again.masters[0]]["exp_avg"].dtype == torch.float32

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from rlctl import seeds
+from rlctl.engine import sampler
+from rlctl.engine.model import Policy, wrap
+from rlctl.engine.sampler import draw
+from rlctl.types import Completion, Prompt, Sampling
+from tests.tiny import build, tiny_config
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return wrap(build(tiny_config()))
+
+
+def prompts(*seeds_: int) -> list[Prompt]:
+    return [Prompt(np.arange(1, 4 + seed % 3, dtype=np.int32), seed) for seed in seeds_]
+
+
+def generate(
+    policy: Policy, *seeds_: int, n: int = 4, ends: tuple[int, ...] = (256,), kv: float = 1e9, **options: float
+) -> list[list[Completion]]:
+    sampling = Sampling(**{"max_new_tokens": 20, **options})  # type: ignore[arg-type]
+    return sampler.generate(policy, prompts(*seeds_), n=n, sampling=sampling, end_token_ids=ends, kv_cache_bytes=kv)[0]
+
+
+def ids(groups: list[list[Completion]]) -> list[list[list[int]]]:
+    return [[c.token_ids.tolist() for c in group] for group in groups]
+
+
+def test_draws_follow_the_distribution() -> None:
+    # 20,000 draws: the standard error of a share p is sqrt(p(1-p)/20000) < 0.0036; five of them are allowed.
+    torch.manual_seed(0)
+    logits = torch.randn(1, 700) * 2
+    uniform = np.random.default_rng(0).random(20_000)
+    tokens, logprobs = draw(logits.expand(20_000, -1), uniform, Sampling(temperature=0.8))
+    expected = (logits / 0.8).softmax(-1)[0]
+    share = torch.bincount(tokens, minlength=700) / 20_000
+    assert (share - expected).abs().max() < 0.018
+    torch.testing.assert_close(logprobs, expected.log()[tokens], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [3, 255, 256, 257, 1000])
+def test_a_draw_inverts_the_cumulative_sum_at_both_ends(vocab: int) -> None:
+    logits = torch.zeros(3, vocab)
+    tokens, _ = draw(logits, np.array([0.0, 1 - 2**-53, 1.5 / vocab]), Sampling())
+    assert tokens.tolist() == [0, vocab - 1, 1]
+
+
+def test_a_word_of_probability_zero_is_never_drawn() -> None:
+    logits = torch.full((1000, 600), float("-inf"))
+    logits[:, 100] = 0.0
+    tokens, logprobs = draw(logits, np.linspace(0, 1 - 1e-16, 1000), Sampling())
+    assert set(tokens.tolist()) == {100}
+    assert logprobs.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "allowed"),
+    [
+        (Sampling(top_k=2), {0, 1}),
+        (Sampling(top_p=0.6), {0, 1}),
+        (Sampling(top_p=0.5), {0}),
+        (Sampling(min_p=0.5), {0, 1}),
+        (Sampling(min_p=0.5, top_k=1), {0}),
+        (Sampling(), {0, 1, 2, 3}),
+    ],
+)
+def test_filters_keep_the_likeliest(sampling: Sampling, allowed: set[int]) -> None:
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).expand(4000, -1)
+    tokens, logprobs = draw(logits, np.linspace(0, 1 - 1e-9, 4000), sampling)
+    assert set(tokens.tolist()) == allowed
+    # Reported over the full vocabulary, whatever was filtered.
+    torch.testing.assert_close(logprobs, logits[0][tokens])
+
+
+def test_temperature_zero_takes_the_likeliest(policy: Policy) -> None:
+    groups = generate(policy, 1, n=3, temperature=0.0)
+    assert len({tuple(c.token_ids) for c in groups[0]}) == 1
+
+
+def test_samples_of_a_group_differ_and_a_second_run_repeats_them(policy: Policy) -> None:
+    # Field fault 138.
+    first, second = ids(generate(policy, 1, 2)), ids(generate(policy, 1, 2))
+    assert first == second
+    assert len({tuple(c) for group in first for c in group}) == 8
+
+
+def test_draws_do_not_depend_on_the_batch(policy: Policy) -> None:
+    together, alone = ids(generate(policy, 1, 2, 3)), [ids(generate(policy, seed))[0] for seed in (1, 2, 3)]
+    assert together == alone
+    assert ids(generate(policy, 1, 2, 3, kv=1.0)) == together  # one prompt at a time
+    assert [group[:2] for group in together] == ids(generate(policy, 1, 2, 3, n=2))
+
+
+def test_every_end_token_ends_a_completion(policy: Policy) -> None:
+    # Field faults 036 and 037: several end tokens; nothing after the first is kept.
+    ends = tuple(range(200, 260))
+    groups = generate(policy, 1, 2, n=8, ends=ends)
+    for completion in (c for group in groups for c in group):
+        sampled = completion.token_ids.tolist()
+        assert not any(token in ends for token in sampled[:-1])
+        assert (completion.finish_reason == "stop") == (sampled[-1] in ends)
+        assert completion.truncated == (len(sampled) == 20 and sampled[-1] not in ends)
+        assert len(completion.logprobs) == len(sampled)
+    assert {c.finish_reason for group in groups for c in group} >= {"stop"}
+
+
+def test_uniform_numbers_are_functions_of_seed_and_position() -> None:
+    numbers = np.array([seeds.uniforms(np.arange(1000, dtype=np.uint64), p) for p in range(5)])
+    assert np.array_equal(numbers[3, 10:20], seeds.uniforms(np.arange(10, 20, dtype=np.uint64), 3))
+    assert len(np.unique(numbers)) == 5000
+    # Mean of 5,000 uniform numbers: standard error 0.0041.
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+
+
+def test_seeds_differ_by_run_step_problem_and_sample() -> None:
+    prompt_seeds = {seeds.prompt_seed(run, step, p) for run in (0, 1) for step in (1, 2) for p in ("a", "b")}
+    assert len({seeds.sample_seed(s, i) for s in prompt_seeds for i in range(8)}) == 64
