@@ -1,0 +1,263 @@
+"""Read problems from a file: JSON Lines, JSON, CSV, TSV or Parquet; every fault with its file and line.
+
+Stricter than a data-frame library on purpose: an empty answer, a missing column or a repeated id is an error here
+and not a NaN, a null or the last row's value later. All rows are looked at before anything is reported.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rlctl.errors import DataError
+from rlctl.types import Problem
+
+MAX_FAULTS_SHOWN = 5
+
+Check = Callable[[Problem], str | None]
+"""Says what is wrong with a problem, None when nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns hold what. Without `id`, problems are named by their line."""
+
+    question: str = "question"
+    answer: str = "answer"
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as the file has it; `line` counts from 1, in lines of text or rows of a table."""
+
+    line: int
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line that is no row, and why."""
+
+    line: int
+    message: str
+
+
+def read_file(path: Path, *, columns: Columns, check: Check | None = None) -> list[Problem]:
+    """The problems of one file, in its order.
+
+    Raises DataError with up to five faults, each with file and line, or when there is no such file or no row.
+    """
+    if not path.is_file():
+        _no_such_file(path)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: rows cannot be read from {path.suffix or 'a file without suffix'}.", hint=_formats())
+    try:
+        rows = list(reader(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return problems_from(rows, where=str(path), prefix=path.stem, columns=columns, check=check)
+
+
+def problems_from(
+    rows: Iterable[Row | Fault], *, where: str, prefix: str, columns: Columns, check: Check | None = None
+) -> list[Problem]:
+    """Rows -> problems. `where` is the file as messages name it, `prefix` begins the ids that lines give."""
+    problems: list[Problem] = []
+    faults: list[Fault] = []
+    line_of: dict[str, int] = {}
+    for row in rows:
+        problem = row if isinstance(row, Fault) else _problem(row, prefix=prefix, columns=columns, source=where)
+        if isinstance(problem, Problem):
+            first = line_of.setdefault(problem.id, row.line)
+            if first != row.line:
+                problem = Fault(row.line, f"id {problem.id!r} is also on line {first}")
+            elif check and (complaint := check(problem)):
+                problem = Fault(row.line, f"problem {problem.id}: {complaint}")
+        if isinstance(problem, Fault):
+            faults.append(problem)
+        else:
+            problems.append(problem)
+    if faults:
+        _report(faults, where=where)
+    if not problems:
+        raise DataError(f"{where} has no rows.")
+    return problems
+
+
+def _report(faults: list[Fault], *, where: str) -> NoReturn:
+    lines = [f"{where}:{fault.line}: {fault.message}" for fault in faults[:MAX_FAULTS_SHOWN]]
+    if len(faults) > MAX_FAULTS_SHOWN:
+        lines.append(f"and {len(faults) - MAX_FAULTS_SHOWN} more lines like these")
+    missing = any(fault.message.startswith("no column") for fault in faults)
+    cure = "name the columns: --set data.question_key=... --set data.answer_key=..." if missing else "mend these lines."
+    raise DataError("\n".join(lines), hint=cure)
+
+
+def _problem(row: Row, *, prefix: str, columns: Columns, source: str) -> Problem | Fault:
+    wanted = [columns.question, columns.answer, *([columns.id] if columns.id else [])]
+    for column in wanted:
+        if column not in row.values:
+            return Fault(row.line, f"no column {column!r}; {_columns_there(column, row.values)}")
+    question = row.values[columns.question]
+    answer = _number_as_text(row.values[columns.answer])
+    name = _number_as_text(row.values[columns.id]) if columns.id else f"{prefix}:{row.line}"
+    for column, value in zip(wanted, (question, answer, name), strict=False):
+        if complaint := _text_complaint(value):
+            return Fault(row.line, f"{column} {complaint}")
+    return Problem(id=str(name), question=str(question), answer=str(answer), source=source)
+
+
+def _columns_there(wanted: str, values: Mapping[str, object]) -> str:
+    names = ", ".join(values) or "none"
+    near = difflib.get_close_matches(wanted, list(values), n=1, cutoff=0.5)
+    return f"columns: {names}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _number_as_text(value: object) -> object:
+    """Data sets write answers and ids as numbers too; a bool or a NaN stays what it is, and is refused."""
+    if isinstance(value, float):
+        return str(value) if math.isfinite(value) else value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _text_complaint(value: object) -> str | None:
+    if value is None:
+        return "is null"
+    if not isinstance(value, str):
+        return f"is a {type(value).__name__}, not text"
+    if not value.strip():
+        return "is empty"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "has half a surrogate pair, which no tokenizer can read"
+    return None
+
+
+def _no_such_file(path: Path) -> NoReturn:
+    if path.is_dir():
+        inside = sorted(one.name for one in path.iterdir() if one.suffix.lower() in READERS)
+        found = f"it holds {', '.join(inside[:5])}" if inside else "nothing in it can be read"
+        raise DataError(f"{path} is a folder; {found}.", hint="give one file: --set data.path=...")
+    names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {path.parent / near[0]}?" if near else f"the folder {path.parent} has nothing of that name."
+    raise DataError(f"{path}: no such file.", hint=hint if names else f"there is no file in {path.parent} either.")
+
+
+def _formats() -> str:
+    return f"give one of {', '.join(READERS)}."
+
+
+def _json_lines(path: Path) -> Iterator[Row | Fault]:
+    # Split at newlines only: str.splitlines would also cut at U+2028, which may stand inside a JSON string.
+    for number, line in enumerate(_without_mark(path.read_bytes()).split(b"\n"), start=1):
+        if line.strip():
+            yield _json_row(number, line)
+
+
+def _json(path: Path) -> Iterator[Row | Fault]:
+    """An array of objects, its elements numbered as lines; or JSON Lines under the wrong suffix."""
+    data = _without_mark(path.read_bytes())
+    if not data.lstrip().startswith(b"["):
+        yield from _json_lines(path)
+        return
+    items = _parsed(data)
+    if isinstance(items, list):
+        for number, item in enumerate(items, start=1):
+            yield Row(number, item) if isinstance(item, dict) else _not_an_object(number, item)
+    else:
+        yield Fault(1, str(items))
+
+
+def _json_row(number: int, line: bytes) -> Row | Fault:
+    value = _parsed(line)
+    if isinstance(value, ValueError):
+        return Fault(number, str(value))
+    return Row(number, value) if isinstance(value, dict) else _not_an_object(number, value)
+
+
+def _parsed(data: bytes) -> object:
+    """The JSON value, or a ValueError that says what is wrong."""
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"not UTF-8 (byte {error.object[error.start]:#04x} at {error.start})")
+    except ValueError as error:
+        return ValueError(f"not JSON: {error}")
+    except RecursionError:
+        return ValueError("not JSON: nested too deeply")
+
+
+def _not_an_object(number: int, value: object) -> Fault:
+    return Fault(number, f"a {type(value).__name__}, not an object with columns")
+
+
+def _without_mark(data: bytes) -> bytes:
+    """Without the byte order mark that some editors put first."""
+    return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def _comma_separated(path: Path) -> Iterator[Row | Fault]:
+    return _separated(path, delimiter=",")
+
+
+def _tab_separated(path: Path) -> Iterator[Row | Fault]:
+    return _separated(path, delimiter="\t")
+
+
+def _separated(path: Path, *, delimiter: str) -> Iterator[Row | Fault]:
+    data = _without_mark(path.read_bytes())
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        yield Fault(line, f"not UTF-8 (byte {data[error.start]:#04x})")
+        return
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = next(rows, [])
+        if len(set(header)) < len(header):
+            yield Fault(1, f"a column is named twice: {', '.join(header)}")
+            return
+        last_line = rows.line_num
+        for row in rows:
+            line, last_line = last_line + 1, rows.line_num
+            if row and len(row) != len(header):
+                yield Fault(line, f"{len(row)} fields, but {len(header)} columns")
+            elif row:
+                yield Row(line, dict(zip(header, row, strict=True)))
+    except csv.Error as error:
+        yield Fault(rows.line_num, f"not CSV: {error}")
+
+
+def _parquet(path: Path) -> Iterator[Row | Fault]:
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.lib.ArrowException as error:
+        yield Fault(1, f"not Parquet: {str(error).splitlines()[0]}")
+        return
+    for number, values in enumerate(table.to_pylist(), start=1):
+        yield Row(number, values)
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[Row | Fault]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _comma_separated,
+    ".tsv": _tab_separated,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,96 @@
+"""Grade an answer to a math problem by its final number, exactly: the `gsm8k` reward.
+
+Where the answer stands:
+  1. `#### N` and `\\boxed{N}` are markers. The textually last marker of either kind decides alone; when no number
+     stands there, the answer is wrong. Falling back to an earlier marker would pay for hedging.
+  2. Behind a marker the number comes first, after at most a currency sign, markup, or a short label such as `x =`
+     or `The answer is`. Only the first one counts, so listing several gains nothing.
+  3. Without a marker there is no answer, unless `allow_last_number`: then the completion's last number is it.
+
+What a number is, and when two are the same, is `numbers.py`. Lists are equal when their members are, in order.
+Nothing raises on any text, and time is linear in it.
+
+Format: GSM8K, https://github.com/openai/grade-school-math (`####` before the answer, `<<...>>` calculator marks).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rlctl.rewards.numbers import WINDOW_CHARS, Numbers, read_last, read_leading, same_number, shorten, show
+
+Form = Literal["hash", "boxed", "last-number"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """1.0 or 0.0, where the answer was found (None: nowhere), and what was compared."""
+
+    score: float
+    form: Form | None
+    reason: str
+
+
+def grade_gsm8k(completion: str, gold: str, *, allow_last_number: bool = False) -> Grade:
+    """Whether the completion's answer is the gold number. `gold` is a GSM8K answer field or a bare number.
+
+    A gold that is no number scores 0 and says so; `gold_number` is for finding that out before a run.
+    """
+    try:
+        right = gold_number(gold)
+    except ValueError as error:
+        return Grade(0.0, None, str(error))
+    form, answer = find_answer(completion, allow_last_number=allow_last_number)
+    if answer is None:
+        return Grade(0.0, form, "no number" if form else "no answer marker")
+    equal = len(answer) == len(right) and all(map(same_number, answer, right))
+    return Grade(float(equal), form, f"{show(answer)}, gold {show(right)}")
+
+
+@functools.lru_cache(maxsize=4096)  # All completions of a group share their gold.
+def gold_number(answer: str) -> Numbers:
+    """The number after the last `####` of a GSM8K answer field, or of the whole text when it has none.
+
+    Raises ValueError when there is no number, or more than one outside a `[list]`.
+    """
+    text = answer.rpartition("####")[2]
+    text = re.sub(r"<<[^<>]*>>", "", text[:WINDOW_CHARS])
+    leading = read_leading(text)
+    if leading is None or re.search(r"[0-9]", leading.rest):
+        raise ValueError(f"gold answer {shorten(text)!r} is not a number")
+    return leading.numbers
+
+
+def find_answer(completion: str, *, allow_last_number: bool = False) -> tuple[Form | None, Numbers | None]:
+    """Which form the answer has, and its value; (form, None) when the form is there but no number."""
+    hash_at, box_at = completion.rfind("####"), completion.rfind("\\boxed")
+    if hash_at > box_at:
+        leading = read_leading(_after_hash(completion, hash_at + len("####")))
+        return "hash", leading.numbers if leading else None
+    if box_at >= 0:
+        leading = read_leading(_box_content(completion, box_at + len("\\boxed")))
+        return "boxed", leading.numbers if leading else None
+    if allow_last_number:
+        return "last-number", read_last(completion)
+    return None, None
+
+
+def _after_hash(text: str, start: int) -> str:
+    """The first line with something on it."""
+    return text[start : start + WINDOW_CHARS].lstrip().partition("\n")[0]
+
+
+def _box_content(text: str, start: int) -> str:
+    """What a box holds: `{...}` up to its own closing brace, or the line of `\\boxed 7`; empty when never closed."""
+    window = text[start : start + WINDOW_CHARS].lstrip()
+    if not window.startswith("{"):
+        return window.partition("\n")[0]
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", window, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return window[1 : brace.start()]
+    return ""
