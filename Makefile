@@ -1,0 +1,29 @@
+# Two targets: `make train` and `make test`. Both create .venv and install into it what they need.
+# PYTHON is the interpreter to start from; PIP_ARGS is handed to pip. On a machine without a GPU the
+# CPU build of torch is installed (constraints/cpu.txt); TORCH=any takes whatever the index has.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+TORCH ?= auto
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test
+.DEFAULT_GOAL := train
+
+train: $(VENV)/.installed-run
+	$(BIN)/rlctl train --preset gsm8k-grpo
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+$(VENV)/.installed-run: pyproject.toml constraints/cpu.txt scripts/install.sh
+	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" . $(PIP_ARGS)
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints/cpu.txt scripts/install.sh
+	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" '.[dev]' $(PIP_ARGS)
+	touch $@ $(VENV)/.installed-run

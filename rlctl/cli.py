@@ -1,0 +1,103 @@
+"""The command line: one Typer app, one file a command, and the place where errors become exit codes.
+
+Nothing heavy is imported here; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from rlctl import __version__
+from rlctl.commands.check_backend import check_backend
+from rlctl.commands.config import app as config_app
+from rlctl.commands.plugins import plugins
+from rlctl.commands.presets import app as presets_app
+from rlctl.commands.smoke import smoke
+from rlctl.commands.train import train
+from rlctl.errors import RlctlError
+
+app = typer.Typer(
+    name="rlctl",
+    help="Post-train language models with GRPO on whatever compute you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(smoke)
+app.command("check-backend")(check_backend)
+app.command()(plugins)
+app.add_typer(config_app, name="config")
+app.add_typer(presets_app, name="presets")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _rlctl(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """Post-train language models with GRPO on whatever compute you have."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code: errors of ours are told in two lines, never with a traceback."""
+    _exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    # Progress bars of the libraries beneath would tear the live table and fill a log; tqdm reads this when imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    try:
+        app(args=arguments, prog_name="rlctl")
+    except RlctlError as error:
+        _complain(error)
+        return error.exit_code
+    except BrokenPipeError:
+        return 141  # as a shell reports a process that SIGPIPE ended
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as error:
+        return _code(error)
+    return 0
+
+
+def _code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _complain(error: RlctlError) -> None:
+    lines = error.message.split("\n")
+    sys.stderr.write("".join(f"{type(error).__name__}: {line}\n" for line in lines))
+    if error.hint:
+        sys.stderr.write(f"hint: {error.hint}\n")
+
+
+def _exit(code: int) -> NoReturn:
+    """Exit, without the interpreter's complaint about a pipe whose reader has gone."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = code or 141
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

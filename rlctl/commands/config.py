@@ -1,0 +1,99 @@
+"""rlctl config: every setting with its value and origin, and the schema of them all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rlctl.commands import options
+
+if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
+    from rlctl.config import Loaded
+
+app = typer.Typer(help="Show settings and where they come from.", rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.command()
+def show(
+    preset: Annotated[
+        str | None, typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.")
+    ] = None,
+    variant: options.Variant = None,
+    config: options.Config = None,
+    backend: options.BackendName = None,
+    assignments: options.Set = None,
+    format: Annotated[Literal["toml", "json"], typer.Option("--format", "-f", help="How to print.")] = "toml",  # noqa: A002
+) -> None:
+    """Print every setting with its value and where it came from. Without --preset: the defaults and the environment."""
+    loaded = options.load_settings(
+        preset=preset,
+        variant=variant,
+        config=config,
+        assignments=assignments,
+        options={"backend": ("--backend", backend)},
+    )
+    typer.echo(_as_json(loaded) if format == "json" else "\n".join(_as_toml(loaded)))
+
+
+def _as_json(loaded: Loaded) -> str:
+    from rlctl.config import dump
+
+    return json.dumps(
+        {
+            "preset": loaded.preset.name if loaded.preset else None,
+            "variant": loaded.choice.variant.name if loaded.choice.variant else None,
+            "settings": dump(loaded.settings),
+            "origins": dict(loaded.origins),
+        },
+        indent=2,
+        ensure_ascii=False,
+    )
+
+
+def _as_toml(loaded: Loaded) -> Iterator[str]:
+    from rlctl.config import dump
+
+    yield f"# {loaded.variant_line()}"
+    yield from _table(dump(loaded.settings), (), loaded.origins)
+
+
+def _table(tree: Mapping[str, Any], above: tuple[str, ...], origins: Mapping[str, str]) -> Iterator[str]:
+    """The values of a table, then its tables; what is null is a comment, since TOML has no null."""
+    values = {key: value for key, value in tree.items() if not isinstance(value, dict) or not value}
+    tables = {key: value for key, value in tree.items() if isinstance(value, dict) and value}
+    if above and values:
+        yield ""
+        yield f"[{'.'.join(map(_key, above))}]"
+    for key, value in values.items():
+        origin = origins.get(".".join((*above, key)), "default")
+        line = f"# {_key(key)} = null" if value is None else f"{_key(key)} = {_toml(value)}"
+        yield f"{line}  # {origin}" if origin != "default" else line
+    for key, value in tables.items():
+        yield from _table(value, (*above, key), origins)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    """A JSON value as TOML: the two agree on strings, numbers, booleans and lists of them."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        text = repr(value)
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")
+    return json.dumps(value, ensure_ascii=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of all settings, with their meaning; installed backends' tables are included."""
+    from rlctl.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

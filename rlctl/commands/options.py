@@ -1,0 +1,39 @@
+"""Options that several commands share, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
+    from rlctl.config import Loaded
+
+Preset = Annotated[str, typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.")]
+Variant = Annotated[
+    str | None, typer.Option("--variant", help="Variant of the preset; without it the first that fits this machine.")
+]
+Config = Annotated[str | None, typer.Option("--config", "-c", help="TOML file of settings laid over the preset.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, as trainer.lr=5e-7; may be repeated."),
+]
+BackendName = Annotated[
+    str | None, typer.Option("--backend", "-b", help="Backend to run on; `rlctl plugins` lists them.")
+]
+
+
+def load_settings(
+    *,
+    preset: str | None,
+    variant: str | None = None,
+    config: str | None = None,
+    assignments: Sequence[str] | None = None,
+    options: Mapping[str, tuple[str, Any]] | None = None,
+) -> Loaded:
+    """Settings from what was typed; options that were not typed (None) are left out."""
+    from rlctl.config import load
+
+    typed = {dotted: (option, value) for dotted, (option, value) in (options or {}).items() if value is not None}
+    return load(preset=preset, variant=variant, config=config, assignments=assignments or (), options=typed)

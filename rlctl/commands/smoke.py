@@ -1,0 +1,63 @@
+"""rlctl smoke: a short run of the same loop, a table of its steps, and a verdict with reasons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rlctl.commands import options
+
+if TYPE_CHECKING:  # loaded only by a command that runs
+    from rlctl.loop import Outcome
+    from rlctl.verdict import Check
+
+
+def smoke(
+    steps: Annotated[int, typer.Option(min=1, help="Steps to run.")] = 6,
+    preset: options.Preset = "smoke",
+    variant: options.Variant = None,
+    config: options.Config = None,
+    backend: options.BackendName = None,
+    assignments: options.Set = None,
+    format: Annotated[  # noqa: A002  # the option's name
+        Literal["table", "markdown", "json"], typer.Option("--format", "-f", help="How to print the result.")
+    ] = "table",
+) -> None:
+    """Run a few steps, print MFU, loss and score of each, and say whether training works here.
+
+    Exit code 0 only when every check of the verdict holds, 4 when one does not.
+    """
+    loaded = options.load_settings(
+        preset=preset,
+        variant=variant,
+        config=config,
+        assignments=assignments,
+        options={
+            "backend": ("--backend", backend),
+            "trainer.steps": ("--steps", steps),
+            # The trainer scores the samples on its own before the first update, so that the ratio is a measurement.
+            "trainer.old_log_probs": ("rlctl smoke", "always"),
+        },
+    )
+    import asyncio
+
+    from rlctl import display, smoke_table, verdict
+    from rlctl.loop import backend_for, run
+    from rlctl.prepare import prepare
+
+    display.tell(loaded.variant_line())
+    prepared = prepare(loaded.settings)
+    quiet = display.NotesReporter()
+    outcome = asyncio.run(
+        run(prepared, backend=backend_for(prepared), reporter=quiet, files=None, keep_reports=True, evaluate=False)
+    )
+    checks = verdict.judge(outcome.reports, outcome.info, wanted_steps=steps)
+    display.say(smoke_table.render(outcome.metrics, checks, outcome.info, style=format))
+    raise typer.Exit(_exit_code(outcome, checks))
+
+
+def _exit_code(outcome: Outcome, checks: list[Check]) -> int:
+    if outcome.interrupted:
+        return outcome.exit_code
+    return 0 if all(check.holds for check in checks) else 4

@@ -1,0 +1,105 @@
+"""rlctl train: sample, score, update, sync, evaluate, checkpoint, until the last step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlctl.commands import options
+
+if TYPE_CHECKING:  # loaded only by a command that runs
+    from rlctl.config import Loaded
+    from rlctl.prepare import Prepared
+
+
+def train(
+    preset: options.Preset = "gsm8k-grpo",
+    variant: options.Variant = None,
+    config: options.Config = None,
+    backend: options.BackendName = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run (trainer.steps).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run and of its folder in run.dir.")] = None,
+    assignments: options.Set = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print what a run would do, and train nothing.")
+    ] = False,
+) -> None:
+    """Train a policy with GRPO."""
+    loaded = options.load_settings(
+        preset=preset,
+        variant=variant,
+        config=config,
+        assignments=assignments,
+        options={
+            "backend": ("--backend", backend),
+            "trainer.steps": ("--steps", steps),
+            "seed": ("--seed", seed),
+            "run.name": ("--name", name),
+        },
+    )
+    from rlctl.display import say, tell
+    from rlctl.prepare import prepare
+
+    (say if dry_run else tell)(loaded.variant_line())
+    prepared = prepare(loaded.settings)
+    notes = [*loaded.notes(), *prepared.notes]
+    if dry_run:
+        _print_plan(prepared, notes)
+        return
+    for note in loaded.notes():
+        tell(f"note: {note}")
+    raise typer.Exit(_train(loaded, prepared))
+
+
+def _print_plan(prepared: Prepared, notes: list[str]) -> None:
+    from rlctl.backends import registry
+    from rlctl.display import say
+
+    settings = prepared.settings
+    registry.get(settings.backend).load("backend")
+    say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(settings.reward.functions)}")
+    for line in (*prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
+        say(line)
+    say("dry run: everything checked, nothing trained")
+
+
+def _train(loaded: Loaded, prepared: Prepared) -> int:
+    """Run, and return the exit code."""
+    import asyncio
+    import contextlib
+    import sys
+    from pathlib import Path
+
+    from rlctl import display
+    from rlctl.config import dump
+    from rlctl.loop import backend_for, run
+    from rlctl.runfiles import RunFiles, free_folder, new_name
+
+    settings = loaded.settings
+    backend = backend_for(prepared)
+    parent = Path(settings.run.dir)
+    folder = parent / settings.run.name if settings.run.name else free_folder(parent, new_name(_preset_name(loaded)))
+    files = RunFiles(
+        folder,
+        config={
+            "preset": _preset_name(loaded),
+            "variant": loaded.choice.variant.name if loaded.choice.variant else None,
+            "settings": dump(settings),
+            "origins": dict(loaded.origins),
+        },
+    )
+    display.tell(f"run: {folder}")
+    reporter = display.reporter(live=sys.stdout.isatty())
+    with reporter if isinstance(reporter, display.LiveReporter) else contextlib.nullcontext():
+        outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files))
+    for line in display.summary_lines(
+        outcome, temperature=settings.eval.temperature, num_eval_problems=len(prepared.eval_problems)
+    ):
+        display.say(line)
+    return outcome.exit_code
+
+
+def _preset_name(loaded: Loaded) -> str | None:
+    return loaded.preset.name if loaded.preset else None

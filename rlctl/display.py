@@ -1,0 +1,274 @@
+"""What a person sees of a run: a live table on a terminal, one plain line a step everywhere else.
+
+Steps and the result go to stdout; notes go to stderr. Numbers have units; percent only on screen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlctl.loop import Outcome, Reporter
+from rlctl.prepare import Prepared
+from rlctl.settings import Settings
+from rlctl.types import BackendInfo
+
+if TYPE_CHECKING:  # rich is loaded only by those who draw with it
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+Metrics = Mapping[str, Any]
+
+LOSS_NOTE = (
+    "note: on-policy with one update a step the loss is about 0 by construction, though its gradient is not; "
+    "watch signal and grad norm"
+)
+
+
+def say(text: str) -> None:
+    """A line of the result, on stdout, at once: a pipe that is watched should not wait for a full buffer."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def tell(text: str) -> None:
+    """A line beside the result, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class Column:
+    """One figure of a step: its heading, its metric, and how it is written."""
+
+    def __init__(self, heading: str, key: str, write: Callable[[float], str]) -> None:
+        self.heading, self.key, self.write = heading, key, write
+
+    def text(self, metrics: Metrics) -> str:
+        value = metrics.get(self.key)
+        return "n/a" if value is None else self.write(value)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def signed(value: float) -> str:
+    """Four decimals, without a minus before a zero."""
+    text = f"{value:.4f}"
+    return "0.0000" if text == "-0.0000" else text
+
+
+COLUMNS = (
+    Column("step", "training/global_step", lambda v: f"{v:.0f}"),
+    Column("score", "score/mean", lambda v: f"{v:.3f}"),
+    Column("signal", "reward/frac_zero_signal", lambda v: f"{100 * (1 - v):.0f} %"),
+    Column("loss", "actor/loss", signed),
+    Column("grad norm", "actor/grad_norm", lambda v: f"{v:.3f}"),
+    Column("entropy", "actor/entropy", lambda v: f"{v:.3f}"),
+    Column("length", "response_length/mean", lambda v: f"{v:.0f}"),
+    Column("MFU", "perf/mfu/actor", percent),
+    Column("TFLOP/s", "perf/tflops_per_device", lambda v: f"{v:.3f}" if v < 10 else f"{v:.0f}"),
+    Column("tok/s", "perf/tokens_per_s", lambda v: f"{v:,.0f}"),
+    Column("s", "timing_s/step", lambda v: f"{v:.2f}"),
+)
+
+
+class NotesReporter:
+    """Only what a run has to say beside its steps."""
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None:
+        for line in start_lines(prepared, info):
+            tell(line)
+
+    def step(self, metrics: Metrics) -> None:
+        """The result is printed when all steps are there."""
+
+    def evaluation(self, step: int, metrics: Metrics) -> None:
+        """A smoke run evaluates nothing."""
+
+    def note(self, text: str) -> None:
+        tell(text)
+
+
+class PlainReporter:
+    """One line a step."""
+
+    def __init__(self) -> None:
+        self.total_steps = 0
+        self.loss_explained = False
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None:
+        self.total_steps = prepared.geometry.steps
+        for line in start_lines(prepared, info):
+            tell(line)
+
+    def step(self, metrics: Metrics) -> None:
+        words = [f"step {metrics['training/global_step']}/{self.total_steps}"]
+        words += [f"{column.heading} {column.text(metrics)}" for column in COLUMNS[1:-1]]
+        say("  ".join([*words, f"{COLUMNS[-1].text(metrics)} s"]))
+        if not self.loss_explained and abs(metrics.get("actor/loss") or 1.0) < 1e-3:
+            self.loss_explained = True
+            tell(LOSS_NOTE)
+
+    def evaluation(self, step: int, metrics: Metrics) -> None:
+        for key, value in core_scores(metrics).items():
+            say(f"step {step}: {key} {value:.3f}")
+
+    def note(self, text: str) -> None:
+        tell(text)
+
+
+class LiveReporter(PlainReporter):
+    """A table of the last steps that redraws itself; notes and evaluations scroll above it."""
+
+    ROWS = 12
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        from rich.live import Live
+
+        self.console = console
+        self.rows: deque[Metrics] = deque(maxlen=self.ROWS)
+        self.live: Live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> LiveReporter:
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None:
+        self.total_steps = prepared.geometry.steps
+        for line in start_lines(prepared, info):
+            self.note(line)
+
+    def step(self, metrics: Metrics) -> None:
+        self.rows.append(metrics)
+        self.live.update(steps_table(self.rows, width=self.console.width, total=self.total_steps), refresh=True)
+        if not self.loss_explained and abs(metrics.get("actor/loss") or 1.0) < 1e-3:
+            self.loss_explained = True
+            self.note(LOSS_NOTE)
+
+    def evaluation(self, step: int, metrics: Metrics) -> None:
+        for key, value in core_scores(metrics).items():
+            self.note(f"step {step}: {key} {value:.3f}")
+
+    def note(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+
+def steps_table(rows: Sequence[Metrics] | deque[Metrics], *, width: int, total: int) -> Table:
+    """The steps as a table; on a narrow terminal the less important columns go."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    last = rows[-1]["training/global_step"] if rows else 0
+    table = Table(box=SIMPLE_HEAD, caption=f"step {last} of {total}", caption_justify="left")
+    columns = fitting_columns(width)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for metrics in rows:
+        table.add_row(*(column.text(metrics) for column in columns))
+    return table
+
+
+def fitting_columns(width: int) -> list[Column]:
+    """As many columns as fit, dropping the least important first."""
+    order = ("entropy", "length", "TFLOP/s", "loss", "tok/s", "MFU", "grad norm", "s", "signal")
+    columns = list(COLUMNS)
+    for heading in order:
+        if sum(max(len(c.heading), 8) + 2 for c in columns) <= width:
+            break
+        columns = [column for column in columns if column.heading != heading]
+    return columns
+
+
+def start_lines(prepared: Prepared, info: BackendInfo) -> list[str]:
+    """What is about to run: notes, model and machine, effective sampling and algorithm, geometry."""
+    notes = [f"note: {text}" for text in (*prepared.notes, *info.notes)]
+    machine = f"{info.dtype} on {info.num_devices} x {info.device}"
+    return [
+        *notes,
+        f"model {prepared.model}, {info.num_parameters / 1e6:.4g} M parameters, {machine}; {peak_words(info)}",
+        sampling_line(prepared.settings),
+        algorithm_line(prepared.settings),
+        *prepared.geometry.lines(),
+    ]
+
+
+def peak_words(info: BackendInfo) -> str:
+    if info.peak_flops is None:
+        return f"MFU n/a: {info.peak_source}"
+    return f"peak {info.peak_flops / 1e12:.3g} TFLOP/s ({info.peak_source})"
+
+
+def sampling_line(settings: Settings) -> str:
+    """The sampling that is really done: nothing is taken from the model's own generation settings."""
+    rollout = settings.rollout
+    top_k = "off" if rollout.top_k == -1 else str(rollout.top_k)
+    return (
+        f"sampling: temperature {rollout.temperature:g}, top_p {rollout.top_p:g}, top_k {top_k}, "
+        f"min_p {rollout.min_p:g}, repetition penalty off, at most {rollout.max_response_length} tokens"
+    )
+
+
+def algorithm_line(settings: Settings) -> str:
+    """The algorithm in one line: advantages, aggregation, clip, KL, and what becomes of groups without signal."""
+    algorithm = settings.algorithm
+    std = "divided by their standard deviation" if algorithm.norm_adv_by_std else "centred only"
+    dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c else ""
+    kl = f"KL {algorithm.kl_coef:g} ({algorithm.kl_estimator})" if algorithm.kl_coef else "no KL"
+    entropy = f", entropy bonus {algorithm.entropy_coeff:g}" if algorithm.entropy_coeff else ""
+    flat = "left out" if algorithm.drop_zero_signal_groups else "kept"
+    return (
+        f"algorithm: GRPO, advantages {std}, {algorithm.loss_agg_mode}, "
+        f"clip {algorithm.clip_ratio_low:g}/{algorithm.clip_ratio_high:g}{dual}, {kl}{entropy}, "
+        f"groups of equal rewards {flat}"
+    )
+
+
+def core_scores(metrics: Metrics) -> dict[str, float]:
+    """The task scores of an evaluation: `val-core/.../acc/mean@N`, and pass@k beside them."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if key.startswith("val-core/") and value is not None and ("/acc/" in key or "/pass@" in key)
+    }
+
+
+def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: int) -> list[str]:
+    """What became of the run: scores before and after, and where the model is."""
+    lines = []
+    if len(outcome.evaluations) > 1:
+        (_, first), (last_step, last) = outcome.evaluations[0], outcome.evaluations[-1]
+        for key, after in core_scores(last).items():
+            before = core_scores(first).get(key)
+            if before is not None:
+                lines.append(
+                    f"{key}: {before:.3f} before, {after:.3f} after {last_step} steps ({after - before:+.3f}; "
+                    f"{num_eval_problems} problems not trained on, temperature {temperature:g})"
+                )
+    scores = [m["score/mean"] for m in outcome.metrics if m["score/mean"] is not None]
+    if len(scores) >= 2:
+        window = min(5, len(scores) // 2)
+        before, after = sum(scores[:window]) / window, sum(scores[-window:]) / window
+        lines.append(
+            f"score/mean of fresh training problems: {before:.3f} in the first {window} steps, "
+            f"{after:.3f} in the last {window} ({after - before:+.3f})"
+        )
+    if outcome.checkpoint is not None:
+        lines.append(f"model: {outcome.checkpoint}")
+    return lines
+
+
+def reporter(*, live: bool) -> Reporter:
+    """The reporter for stdout as it is: a live table on a terminal, else plain lines."""
+    if not live:
+        return PlainReporter()
+    from rich.console import Console
+
+    return LiveReporter(Console())

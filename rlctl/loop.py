@@ -1,0 +1,280 @@
+"""Chapter 2: a run from start to close: steps, evaluations, checkpoints, and an orderly end.
+
+Ctrl-C or SIGTERM finishes the step, saves, and ends with 130 or 143; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlctl import checkpoint, grpo, report
+from rlctl.backends import registry
+from rlctl.backends.base import AnyBackend
+from rlctl.errors import CheckpointError, NonFiniteGradient
+from rlctl.grpo import GrpoConfig
+from rlctl.prepare import Prepared, batch_of
+from rlctl.report import Metrics
+from rlctl.rewards import Scored, score
+from rlctl.runfiles import RunFiles
+from rlctl.seeds import prompt_seed
+from rlctl.settings import Settings
+from rlctl.types import BackendInfo, Problem, Prompt, StepReport
+
+EVAL_BATCH = 256
+"""Problems sent to the sampler at once in an evaluation."""
+
+
+class Reporter(Protocol):
+    """Whoever shows a run: a terminal, plain lines, nobody."""
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None: ...
+    def step(self, metrics: Metrics) -> None: ...
+    def evaluation(self, step: int, metrics: Metrics) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What a run did. `interrupted` is the signal that ended it early."""
+
+    info: BackendInfo
+    reports: list[StepReport] = field(default_factory=list)
+    metrics: list[Metrics] = field(default_factory=list)
+    evaluations: list[tuple[int, Metrics]] = field(default_factory=list)
+    checkpoint: Path | None = None
+    interrupted: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.interrupted if self.interrupted else 0
+
+
+def backend_for(prepared: Prepared) -> AnyBackend:
+    """The backend that the settings name, not started. Raises BackendNotFound or BackendUnavailable."""
+    settings = prepared.settings
+    spec = registry.get(settings.backend)
+    own = settings.local if settings.backend == "local" else settings.remote_backend[settings.backend]
+    backend: AnyBackend = spec.load("backend")(
+        own, settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
+    )
+    return backend
+
+
+async def run(
+    prepared: Prepared,
+    *,
+    backend: AnyBackend,
+    reporter: Reporter,
+    files: RunFiles | None,
+    keep_reports: bool = False,
+    evaluate: bool = True,
+) -> Outcome:
+    """Train as the settings say; without `files` nothing is written. Raises RlctlError on the first failure."""
+    with _interruptible(reporter) as stop:
+        try:
+            info = await backend.start()
+            reporter.started(prepared, info)
+            outcome = Outcome(info)
+            run_ = _Run(
+                prepared, backend, reporter, files, outcome, stop, keep_reports=keep_reports, evaluates=evaluate
+            )
+            await run_.steps()
+            return outcome
+        finally:
+            await backend.close()
+
+
+@dataclass
+class _Stop:
+    """The signal that asked the run to end, if one did."""
+
+    signal: int | None = None
+
+
+@contextmanager
+def _interruptible(reporter: Reporter) -> Iterator[_Stop]:
+    """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process."""
+    stop, loop = _Stop(), asyncio.get_running_loop()
+
+    def on(number: int) -> None:
+        if stop.signal is not None:
+            os._exit(128 + number)
+        stop.signal = number
+        reporter.note(f"{signal.Signals(number).name}: finishing this step and saving; once more ends at once")
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    try:
+        for number in signals:
+            loop.add_signal_handler(number, on, number)
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Not the main thread, or a platform without it: whoever embeds the run handles signals.
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+class _Run:
+    """The state of a run between its steps."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        backend: AnyBackend,
+        reporter: Reporter,
+        files: RunFiles | None,
+        outcome: Outcome,
+        stop: _Stop,
+        *,
+        keep_reports: bool,
+        evaluates: bool,
+    ) -> None:
+        self.prepared, self.backend, self.reporter, self.files = prepared, backend, reporter, files
+        self.outcome, self.stop, self.keep_reports = outcome, stop, keep_reports
+        self.settings: Settings = prepared.settings
+        self.config = grpo_config(self.settings)
+        self.task = self.settings.reward.functions[0]
+        self.evaluates = evaluates and bool(len(prepared.eval_problems))
+        self.skipped_in_a_row = 0
+
+    async def steps(self) -> None:
+        total = self.prepared.geometry.steps
+        if self.evaluates and self.stop.signal is None:
+            self._write(0, await self._evaluation(0))
+        done = 0
+        for step in range(1, total + 1):
+            if self.stop.signal is not None:
+                break
+            await self._step(step, total)
+            done = step
+        self.outcome.interrupted = self.stop.signal
+        if done:
+            await self._save(done)
+
+    async def _step(self, step: int, total: int) -> None:
+        start = time.perf_counter()
+        trainer = self.settings.trainer
+        problems, epoch = batch_of(self.prepared, step)
+        done = await grpo.grpo_step(
+            step,
+            problems,
+            backend=self.backend,
+            tokenizer=self.prepared.tokenizer,
+            score=self._score,
+            config=self.config,
+            lr=grpo.learning_rate(
+                step,
+                peak=trainer.lr,
+                schedule=trainer.lr_schedule,
+                warmup_ratio=trainer.warmup_ratio,
+                total_steps=total,
+            ),
+        )
+        seconds = time.perf_counter() - start
+        metrics = report.step_metrics(done, self.outcome.info, task=self.task, epoch=epoch, seconds=seconds)
+        if self.keep_reports:
+            self.outcome.reports.append(done)
+        self.outcome.metrics.append(metrics)
+        self.reporter.step(metrics)
+        self._tell_of_failures(done)
+        self._count_skipped(done)
+        if step % trainer.save_freq == 0 and step != total:
+            saving = time.perf_counter()
+            await self._save(step)
+            metrics["timing_s/save_checkpoint"] = time.perf_counter() - saving
+        if self.evaluates and self.stop.signal is None and (step % trainer.eval_freq == 0 or step == total):
+            metrics |= await self._evaluation(step)
+        self._write(step, metrics)
+        if self.files:
+            self.files.write_samples(step, _spread(done, self.settings.run.samples_per_step))
+
+    async def _score(self, items: Any) -> list[Scored]:
+        return await score(self.prepared.rewards, items)
+
+    async def _evaluation(self, step: int) -> Metrics:
+        """Sample and score the evaluation problems; the same random numbers every time."""
+        start = time.perf_counter()
+        problems, settings = self.prepared.eval_problems, self.settings
+        groups = []
+        for first in range(0, len(problems), EVAL_BATCH):
+            batch: list[Problem] = [problems[i] for i in range(first, min(first + EVAL_BATCH, len(problems)))]
+            prompts = [
+                Prompt(self.prepared.tokenizer.encode(p), prompt_seed(settings.seed, "evaluation", p.id)) for p in batch
+            ]
+            completions = await self.backend.generate(prompts, n=settings.eval.n, sampling=settings.evaluation())
+            groups += await grpo.scored_groups(
+                batch, prompts, completions, tokenizer=self.prepared.tokenizer, score=self._score
+            )
+        metrics = report.evaluation_metrics(groups, task=self.task, seconds=time.perf_counter() - start)
+        self.outcome.evaluations.append((step, metrics))
+        self.reporter.evaluation(step, metrics)
+        return metrics
+
+    def _tell_of_failures(self, done: StepReport) -> None:
+        failed = [rollout for rollout in done.rollouts if rollout.reward is None]
+        if failed:
+            left_out = f"{len(failed)} completions have no reward and are left out"
+            self.reporter.note(f"step {done.step}: {left_out}: {failed[0].note}")
+        if len(done.groups) > 1 and all(len({r.text for r in group}) == 1 for group in done.groups):
+            self.reporter.note(f"step {done.step}: the completions of each prompt are all the same text")
+
+    def _count_skipped(self, done: StepReport) -> None:
+        """Raises NonFiniteGradient after too many updates in a row that were not stepped."""
+        for update in done.updates:
+            self.skipped_in_a_row = 0 if update.stepped else self.skipped_in_a_row + 1
+            if not update.stepped:
+                norm = f"the gradient's norm is {update.grad_norm}"
+                self.reporter.note(f"step {done.step}: {norm}; this update was skipped")
+            if self.skipped_in_a_row >= self.settings.trainer.max_skipped_updates:
+                raise NonFiniteGradient(
+                    f"the gradient was not finite {self.skipped_in_a_row} times in a row, last at step {done.step}.",
+                    hint="lower trainer.lr, or look at samples.jsonl; checkpoints of earlier steps are untouched.",
+                )
+
+    async def _save(self, step: int) -> None:
+        if not self.files:
+            return
+        try:
+            self.outcome.checkpoint = await checkpoint.save(
+                self.backend, self.prepared.tokenizer, folder=self.files.checkpoints, step=step
+            )
+        except CheckpointError:
+            self.reporter.note(f"the run stops at step {step}, since it can no longer be saved")
+            raise
+
+    def _write(self, step: int, metrics: Metrics) -> None:
+        if self.files:
+            self.files.write_metrics({"training/global_step": step, **metrics})
+
+
+def grpo_config(settings: Settings) -> GrpoConfig:
+    """What a step needs to know of the settings."""
+    return GrpoConfig(
+        n=settings.rollout.n,
+        sampling=settings.rollout.sampling(),
+        loss=settings.loss(),
+        mini_batch_size=settings.trainer.mini_batch_size or settings.trainer.train_batch_size,
+        ppo_epochs=settings.trainer.ppo_epochs,
+        norm_adv_by_std=settings.algorithm.norm_adv_by_std,
+        drop_zero_signal_groups=settings.algorithm.drop_zero_signal_groups,
+        always_score_before_update=settings.trainer.old_log_probs == "always",
+        seed=settings.seed,
+    )
+
+
+def _spread(done: StepReport, count: int) -> list[Any]:
+    """`count` rollouts spread evenly over the step's groups."""
+    rollouts = done.rollouts
+    stride = max(1, len(rollouts) // count) if count else 1
+    return rollouts[::stride][:count]

@@ -1,0 +1,169 @@
+"""Everything that can be wrong before the first second of compute: tokenizer, rewards, data, geometry.
+
+`rlctl train --dry-run` stops after this; a run starts from it. No model is loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl import data, modelpath
+from rlctl import tokenizer as tokenizers
+from rlctl.errors import ConfigError, DataError
+from rlctl.rewards import RewardSet, load_rewards
+from rlctl.settings import Settings
+from rlctl.tokenizer import ChatTokenizer
+from rlctl.types import Problem
+
+LAZY_CHECK = 256
+"""Problems of a generated set whose prompts are measured before the run; the rest are measured as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How much a run does, as counts; tokens are upper bounds."""
+
+    num_problems: int
+    num_eval_problems: int
+    prompts_per_step: int
+    samples_per_step: int
+    updates_per_step: int
+    steps: int
+    steps_per_epoch: int
+    max_tokens_per_step: int
+
+    def lines(self) -> list[str]:
+        updates = "update" if self.updates_per_step == 1 else "updates"
+        step = f"{self.prompts_per_step} prompts, {self.samples_per_step} samples, {self.updates_per_step} {updates}"
+        run = f"{self.steps * self.samples_per_step:,} samples, {self.steps * self.updates_per_step:,} updates"
+        return [
+            f"problems: {self.num_problems:,} to train on, {self.num_eval_problems:,} to evaluate on",
+            f"a step: {step}, at most {self.max_tokens_per_step:,} tokens",
+            f"the run: {self.steps} steps ({self.steps_per_epoch:,} an epoch), {run}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run needs beside its backend."""
+
+    settings: Settings
+    model: str
+    """The one of `model.path` that was found."""
+    tokenizer: ChatTokenizer
+    end_token_ids: tuple[int, ...]
+    rewards: RewardSet
+    problems: Sequence[Problem]
+    eval_problems: Sequence[Problem]
+    geometry: Geometry
+    notes: Sequence[str]
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
+    rewards = load_rewards(
+        settings.reward.functions,
+        settings.reward.weights,
+        timeout_s=settings.reward.timeout_s,
+        options={"gsm8k": settings.reward.gsm8k.model_dump()},
+    )
+    model = modelpath.first_available(settings.model.path)
+    tokenizer = tokenizers.load(
+        model,
+        tokenizer=settings.model.tokenizer,
+        chat_template=settings.model.chat_template,
+        prompt_format=settings.data.prompt_format,
+        system_prompt=settings.data.system_prompt,
+        prompt_suffix=settings.data.prompt_suffix,
+    )
+    end_token_ids = tokenizers.end_token_ids(model, tokenizer.tokenizer)
+    if not end_token_ids:
+        raise ConfigError(
+            f"{model} names no end token, so no completion could ever end.",
+            hint="model.tokenizer can name a tokenizer that has one.",
+        )
+    problems, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
+    return Prepared(settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, geometry, notes)
+
+
+def _problems(
+    settings: Settings, tokenizer: ChatTokenizer, rewards: RewardSet
+) -> tuple[Sequence[Problem], Sequence[Problem], list[str]]:
+    spec = data_spec(settings)
+    train = data.load_problems(spec, split="train", seed=settings.seed, check=rewards.gold_complaint)
+    evaluation = data.load_problems(spec, split="eval", seed=settings.seed, check=rewards.gold_complaint)
+    notes: list[str] = []
+    train, dropped = _within_length(settings, tokenizer, train)
+    evaluation, eval_dropped = _within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
+    limit = settings.data.max_prompt_length
+    if dropped or eval_dropped:
+        notes.append(
+            f"{dropped} training and {eval_dropped} evaluation prompts longer than {limit} tokens are left out"
+        )
+    if not len(evaluation):
+        notes.append("no problems to evaluate on: the training file is too small to hold any out; set data.eval_path")
+    if settings.data.eval_path:
+        both = {p.question for p in train} & {p.question for p in evaluation}
+        if both:
+            notes.append(f"{len(both)} evaluation questions are also trained on; their scores show memory, not skill")
+    return train, evaluation, notes
+
+
+def data_spec(settings: Settings) -> data.DataSpec:
+    own: dict[str, Any] = {name: getattr(settings.data, name) for name in data.DataSpec.__dataclass_fields__}
+    return data.DataSpec(**own)
+
+
+def _within_length(
+    settings: Settings, tokenizer: ChatTokenizer, problems: Sequence[Problem]
+) -> tuple[Sequence[Problem], int]:
+    limit = settings.data.max_prompt_length
+    if isinstance(problems, data.LazyProblems):
+        first = problems[:LAZY_CHECK]
+        data.filter_long(first, [len(tokenizer.encode(p)) for p in first], max_prompt_length=limit)
+        return problems, 0
+    kept = data.filter_long(problems, [len(tokenizer.encode(p)) for p in problems], max_prompt_length=limit)
+    return kept.problems, len(kept.dropped)
+
+
+def _geometry(settings: Settings, *, num_problems: int, num_eval_problems: int) -> Geometry:
+    trainer, rollout = settings.trainer, settings.rollout
+    data.require_full_batch(num_problems, batch_size=trainer.train_batch_size)
+    per_epoch = num_problems // trainer.train_batch_size
+    samples = trainer.train_batch_size * rollout.n
+    return Geometry(
+        num_problems=num_problems,
+        num_eval_problems=num_eval_problems,
+        prompts_per_step=trainer.train_batch_size,
+        samples_per_step=samples,
+        updates_per_step=trainer.updates_per_step,
+        steps=trainer.steps or trainer.epochs * per_epoch,
+        steps_per_epoch=per_epoch,
+        max_tokens_per_step=samples * (settings.data.max_prompt_length + rollout.max_response_length),
+    )
+
+
+def batch_of(prepared: Prepared, step: int) -> tuple[list[Problem], int]:
+    """(the problems of step 1.., its epoch 0..): a pure function of the seed, whatever ran before.
+
+    Raises DataError when a generated prompt is too long.
+    """
+    size, per_epoch = prepared.geometry.prompts_per_step, prepared.geometry.steps_per_epoch
+    epoch, within = divmod(step - 1, per_epoch)
+    num_problems, settings = len(prepared.problems), prepared.settings
+    order = (
+        data.epoch_order(num_problems, seed=settings.seed, epoch=epoch).tolist()
+        if settings.data.shuffle
+        else range(num_problems)
+    )
+    problems = [prepared.problems[i] for i in order[within * size : (within + 1) * size]]
+    too_long = [p.id for p in problems if len(prepared.tokenizer.encode(p)) > settings.data.max_prompt_length]
+    if too_long:
+        raise DataError(
+            f"the prompt of {too_long[0]} is longer than {settings.data.max_prompt_length} tokens.",
+            hint="raise data.max_prompt_length.",
+        )
+    return problems, epoch

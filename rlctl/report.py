@@ -1,0 +1,192 @@
+"""From records to metrics: one flat object a step, with verl's names, every number finite or absent.
+
+Names are listed in docs/metrics.md. Nothing is guessed: a value that cannot be computed is None, with the
+reason beside it where there is one (`perf/mfu/actor/reason`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlctl.perf import mfu
+from rlctl.types import BackendInfo, Rollout, StepReport
+
+Metrics = dict[str, Any]
+
+
+def step_metrics(report: StepReport, info: BackendInfo, *, task: str, epoch: int, seconds: float) -> Metrics:
+    """The metrics of one step that took `seconds` in all; `task` names the reward whose value is the score."""
+    return {
+        "training/global_step": report.step,
+        "training/epoch": epoch,
+        **_reward_metrics(report, task),
+        **_length_metrics(report),
+        **_actor_metrics(report),
+        **_timing_metrics(report, seconds),
+        **_perf_metrics(report, info, seconds),
+    }
+
+
+def _reward_metrics(report: StepReport, task: str) -> Metrics:
+    rollouts = report.rollouts
+    names = sorted({name for rollout in rollouts for name in rollout.scores})
+    num_groups = len(report.groups)
+    solved = [_share_solved(group, task) for group in report.groups]
+    return {
+        "score/mean": mean(r.scores[task] for r in rollouts if task in r.scores),
+        "reward/mean": mean(r.reward for r in rollouts if r.reward is not None),
+        **{f"reward/{name}/mean": mean(r.scores[name] for r in rollouts if name in r.scores) for name in names},
+        "reward/failed": sum(r.reward is None for r in rollouts),
+        "reward/shrunk_groups": report.shrunk_groups,
+        "reward/frac_zero_signal": ratio(report.zero_signal_groups, num_groups),
+        "reward/solved_none": ratio(sum(share == 0 for share in solved), num_groups),
+        "reward/solved_some": ratio(sum(0 < share < 1 for share in solved), num_groups),
+        "reward/solved_all": ratio(sum(share == 1 for share in solved), num_groups),
+        "reward/identical_groups": sum(len({r.text for r in group}) == 1 for group in report.groups),
+        "advantages/mean": mean(report.advantages),
+        "advantages/min": min(report.advantages, default=None),
+        "advantages/max": max(report.advantages, default=None),
+    }
+
+
+def _share_solved(group: Sequence[Rollout], task: str) -> float:
+    """Share of a group's completions with a full score of the task; a failed reward solves nothing."""
+    return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group) / len(group)
+
+
+def _length_metrics(report: StepReport) -> Metrics:
+    lengths = [len(r.completion.token_ids) for r in report.rollouts]
+    return {
+        "response_length/mean": mean(lengths),
+        "response_length/min": min(lengths, default=None),
+        "response_length/max": max(lengths, default=None),
+        "response_length/clip_ratio": ratio(sum(r.completion.truncated for r in report.rollouts), len(lengths)),
+        "prompt_length/mean": mean(len(group[0].prompt.token_ids) for group in report.groups),
+    }
+
+
+def _actor_metrics(report: StepReport) -> Metrics:
+    total, num_updates = report.loss, len(report.losses)
+    gap = report.rollout_gap
+    return {
+        "actor/loss": ratio(total.loss, num_updates),
+        "actor/pg_loss": ratio(total.pg_loss, num_updates),
+        "actor/kl_loss": ratio(total.kl_loss, num_updates),
+        "actor/ppo_kl": ratio(total.ppo_kl_sum, total.tokens),
+        "actor/entropy": ratio(total.entropy_sum, total.tokens),
+        "actor/pg_clipfrac": ratio(total.clipped_tokens, total.tokens),
+        "actor/ratio_deviation_first": report.losses[0].max_ratio_deviation if report.losses else None,
+        "actor/ratio_deviation_max": total.max_ratio_deviation if report.losses else None,
+        "actor/grad_norm": mean(update.grad_norm for update in report.updates),
+        "actor/lr": report.lr,
+        "actor/updates": sum(update.stepped for update in report.updates),
+        "actor/skipped_updates": sum(not update.stepped for update in report.updates),
+        "actor/empty_updates": report.empty_updates,
+        "actor/weights_changed": max((update.changed_fraction for update in report.updates), default=0.0),
+        "actor/train_rows": sum(loss.rows for loss in report.losses),
+        "training/rollout_probs_diff_mean": gap[0] if gap else None,
+        "training/rollout_probs_diff_max": gap[1] if gap else None,
+        "training/weights_version": report.sync.version,
+    }
+
+
+PHASES = ("gen", "reward", "old_log_prob", "ref", "update_actor", "update_weights")
+
+
+def _timing_metrics(report: StepReport, seconds: float) -> Metrics:
+    phases = {f"timing_s/{phase}": report.seconds.get(phase, 0.0) for phase in PHASES}
+    return {**phases, "timing_s/step": seconds}
+
+
+def _perf_metrics(report: StepReport, info: BackendInfo, seconds: float) -> Metrics:
+    total = report.loss
+    update_seconds = report.seconds.get("update_actor", 0.0)
+    peak: Mapping[str, Any] = {
+        "peak_flops": info.peak_flops,
+        "num_devices": info.num_devices,
+        "peak_source": info.peak_source,
+    }
+    actor = mfu(flops=total.flops, seconds=update_seconds, **peak)
+    step = mfu(flops=total.flops + report.generation.flops, seconds=seconds, **peak)
+    tokens = sum(len(r.prompt.token_ids) + len(r.completion.token_ids) for r in report.rollouts)
+    memory = [u.max_memory_bytes for u in report.updates if u.max_memory_bytes is not None]
+    return {
+        "perf/mfu/actor": actor.fraction if report.losses else None,
+        "perf/mfu/actor/reason": actor.reason if report.losses else "nothing was trained on",
+        "perf/mfu/step": step.fraction,
+        "perf/mfu/step/reason": step.reason,
+        "perf/tflops_per_device": _per_device(total.flops, update_seconds, info),
+        "perf/tokens_per_s": ratio(tokens, seconds),
+        "perf/tokens_per_s_per_device": ratio(tokens, seconds * info.num_devices),
+        "perf/sampled_tokens_per_s": ratio(report.generation.tokens, report.seconds.get("gen", 0.0)),
+        "perf/dedup_factor": ratio(total.tokens_delivered, total.tokens_computed),
+        "perf/max_memory_allocated_gb": max(memory) / 2**30 if memory else None,
+    }
+
+
+def _per_device(flops: float, seconds: float, info: BackendInfo) -> float | None:
+    """TFLOP/s of one device over the update."""
+    per_second = ratio(flops, seconds * info.num_devices)
+    return None if not per_second else per_second / 1e12
+
+
+def evaluation_metrics(groups: Sequence[Sequence[Rollout]], *, task: str, seconds: float) -> Metrics:
+    """val-core and val-aux metrics of one evaluation, by source of the problems: [P][N] rollouts."""
+    metrics: Metrics = {"timing_s/testing": seconds}
+    for source in sorted({group[0].problem.source for group in groups}):
+        metrics |= _source_metrics(source or "data", [g for g in groups if g[0].problem.source == source], task)
+    return metrics
+
+
+def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str) -> Metrics:
+    rollouts = [rollout for group in groups for rollout in group]
+    n = len(groups[0])
+    others = sorted({name for rollout in rollouts for name in rollout.scores} - {task})
+    return {
+        f"val-core/{source}/acc/mean@{n}": mean(r.scores[task] for r in rollouts if task in r.scores),
+        f"val-core/{source}/reward/mean@{n}": mean(r.reward for r in rollouts if r.reward is not None),
+        **{
+            f"val-core/{source}/pass@{k}": mean(pass_at_k(n, _num_solved(group, task), k) for group in groups)
+            for k in _powers_of_two(n)
+        },
+        **{
+            f"val-aux/{source}/{name}/mean@{n}": mean(r.scores[name] for r in rollouts if name in r.scores)
+            for name in others
+        },
+        f"val-aux/{source}/num_problems": len(groups),
+        f"val-aux/{source}/failed": sum(r.reward is None for r in rollouts),
+        f"val-aux/{source}/response_length/mean": mean(len(r.completion.token_ids) for r in rollouts),
+        f"val-aux/{source}/response_length/clip_ratio": ratio(
+            sum(r.completion.truncated for r in rollouts), len(rollouts)
+        ),
+    }
+
+
+def _num_solved(group: Sequence[Rollout], task: str) -> int:
+    return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group)
+
+
+def _powers_of_two(n: int) -> list[int]:
+    return [2**i for i in range(1, n.bit_length()) if 2**i <= n]
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """Chance that at least one of k of the n completions is right, unbiased.
+
+    Source: Chen et al. 2021, https://arxiv.org/abs/2107.03374, equation 1.
+    """
+    if n - solved < k:
+        return 1.0
+    return 1.0 - math.prod((n - solved - i) / (n - i) for i in range(k))
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are there; None of none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
