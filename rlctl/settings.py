@@ -45,6 +45,10 @@ def _is_numeric(annotation: Any) -> bool:
     return annotation in (int, float) or any(_is_numeric(part) for part in get_args(annotation))
 
 
+def _either(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
 class ModelSettings(Block):
     path: str = "Qwen/Qwen3-1.7B"
     """Model to train: a hub id, a folder, a .gguf file, `pkg:PACKAGE/FILE` inside an installed package, or
@@ -223,15 +227,11 @@ class TrainerSettings(Block):
         size, batch = self.mini_batch_size, self.train_batch_size
         if size is not None and batch % size:
             divisors = [d for d in range(1, batch + 1) if batch % d == 0]
-            below, above = (
-                max(d for d in divisors if d < size or d == 1),
-                min(d for d in divisors if d > size or d == batch),
-            )
-            lower, upper = max(batch // size, 1) * size, (batch // size + 1) * size
+            sizes = {max(d for d in divisors if d <= size), min((d for d in divisors if d > size), default=batch)}
+            batches = {max(batch // size, 1) * size, (batch // size + 1) * size}
             raise ValueError(
                 f"trainer.train_batch_size = {batch} is not a multiple of trainer.mini_batch_size = {size}; "
-                f"nearest mini_batch_size: {' or '.join(str(d) for d in sorted({below, above}))}; "
-                f"nearest train_batch_size: {lower} or {upper}"
+                f"nearest mini_batch_size: {_either(sizes)}; nearest train_batch_size: {_either(batches)}"
             )
         return self
 

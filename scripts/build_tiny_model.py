@@ -1,12 +1,12 @@
-"""Build the embedded tiny model: `python scripts/build_tiny_model.py` writes rlctl/embedded/tiny/ in a few minutes.
+"""Build the embedded tiny model: `python scripts/build_tiny_model.py` writes rlctl/embedded/tiny/.
 
 The model exists so that `rlctl train --preset gsm8k-grpo --variant embedded` shows reinforcement learning that is
 real and fits a laptop's CPU. It is a Qwen3-architecture transformer of 1.3 M parameters with a tokenizer of its
 own, trained from scratch, under supervision, on the train split of `rlctl.problems`, in two stages:
 
 1. correct demonstrations, from which it learns to read a story, to pick the operation and to calculate;
-2. demonstrations of which a share (`SLIP_SHARE`) contain exactly one slip, as text written by people does: a wrong
-   result, the wrong operation, the wrong number of the story, or an answer given one step too early. What follows
+2. demonstrations of which a share (`SLIP_SHARE`) contain exactly one slip, as real text does: a wrong result,
+   the wrong operation, the wrong number of the story, or an answer given one step too early. What follows
    a slip is consistent with it.
 
 The second stage is why there is something to reinforce. A language model imitates the good and the bad alike, so
@@ -14,13 +14,17 @@ at temperature 1 this one solves less than half of the problems, though it has l
 reward of GRPO tells the two apart; nothing in the weights or in the prompt does.
 
 Problems of the eval split are never trained on, and neither are their calculations (see `rlctl.problems`). The seed
-of the demonstrations is apart from those of runs, so that GRPO's problems are new to the model, too.
-The same machine builds the same bytes: everything is drawn from `SEED`, and torch runs deterministic algorithms.
+of the demonstrations is apart from those of runs, but the train split is finite: 3 % of the questions that GRPO draws
+from it occurred in the demonstrations, and 91 % of their calculations did. So scores on it run some points ahead of
+those on the eval split, and only the latter show what was learnt.
+On two CPU cores this takes about ten minutes. Everything is drawn from `SEED`, and torch runs deterministic algorithms,
+so that the same machine builds the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import time
@@ -60,7 +64,7 @@ PEAK_LR = 4e-3
 SLIPPING_LR = 1e-3
 WARMUP_STEPS = 50
 SLIP_SHARE = 0.62
-"""Share of second-stage demonstrations with a slip; accuracy at temperature 1 ends a little below 1 minus this."""
+"""Share of second-stage demonstrations with a slip; accuracy at temperature 1 ends near 1 minus this."""
 
 MAX_NEW_TOKENS = 60
 """The longest worked answer has 51 tokens with the end token."""
@@ -124,7 +128,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[START],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
@@ -290,6 +293,12 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, folder:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # transformers 5 writes a class name that transformers 4 does not know; both know this one.
+    settings_path = folder / "tokenizer_config.json"
+    settings = json.loads(settings_path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings_path.write_text(json.dumps(settings, indent=2) + "\n")
+    for path in folder.iterdir():
+        path.chmod(0o644)  # safetensors writes files that only their owner can read
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder}: {size_bytes / 1e6:.1f} MB")
 

@@ -85,9 +85,6 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, float):
-        text = repr(value)
-        return text if "." in text or "e" not in text else text.replace("e", ".0e")
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -95,6 +95,7 @@ def register_attention() -> None:
 
 
 def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
@@ -105,7 +106,7 @@ def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
             output_loading_info=True,
             **files.arguments(),
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(f"model.path = {path} cannot be loaded: {type(error).__name__}: {first_line}") from error
     missing = sorted(report.get("missing_keys") or ())

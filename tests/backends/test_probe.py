@@ -614,3 +614,11 @@ def test_overloads_of_a_live_class_are_one_method(offer):
             return prompts
 
     assert methods(offer(Client))["generate"].findings == ()
+
+
+def test_a_module_given_as_the_client_is_judged_and_not_a_traceback(offer):
+    import json.decoder
+
+    report = offer(json.decoder)
+    assert not report.can_run
+    assert {method.found for method in methods(report).values()} == {"missing"}

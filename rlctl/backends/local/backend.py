@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +39,8 @@ from rlctl.types import (
 
 T = TypeVar("T")
 
+NOT_STARTED = "the local backend is not started, or is closed already."
+
 SMALL_MODEL = 20_000_000
 """Parameters below which a cpu computes in float32: there the casts cost more than bfloat16 saves."""
 
@@ -55,10 +58,13 @@ class LocalBackend(Backend[LocalSettings]):
         self._policy: Policy | None = None
         self._optimizer: MasterOptimizer | None = None
         self._reference: Policy | None = None
+        self._closed = False
         # One thread for all torch work: the loop stays free, and OpenMP keeps one pool of threads.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlctl-local")
 
     async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise BackendError(NOT_STARTED)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except torch.OutOfMemoryError as error:
@@ -70,13 +76,13 @@ class LocalBackend(Backend[LocalSettings]):
     @property
     def policy(self) -> Policy:
         if self._policy is None:
-            raise BackendError("the local backend is not started, or is closed already.")
+            raise BackendError(NOT_STARTED)
         return self._policy
 
     @property
     def optimizer(self) -> MasterOptimizer:
         if self._optimizer is None:
-            raise BackendError("the local backend is not started, or is closed already.")
+            raise BackendError(NOT_STARTED)
         return self._optimizer
 
     async def start(self) -> BackendInfo:
@@ -179,10 +185,11 @@ class LocalBackend(Backend[LocalSettings]):
             state = torch.load(path / "trainer.pt", map_location=self.policy.device, weights_only=True)
             self.optimizer.restore(state["masters"], state)
             torch.set_rng_state(state["rng"].cpu())
-        except (OSError, RuntimeError, KeyError, EOFError) as error:
-            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}.") from error
+        except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     async def close(self) -> None:
+        self._closed = True
         self._policy = self._optimizer = self._reference = None
         self._thread.shutdown(wait=False, cancel_futures=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -191,4 +191,6 @@ def _handle_method(signatures: dict[str, list[Parameter]], name: str) -> Found:
 def _declared_attributes(cls: type) -> set[str]:
     """Names of annotated attributes, fields of dataclasses and of pydantic models."""
     tables = ("__annotations__", "__dataclass_fields__", "__pydantic_fields__")
-    return {name for table in tables for name in vars(cls).get(table, ())}
+    found = (vars(cls).get(table) for table in tables)
+    # Modules and metaclasses have a descriptor under the same name.
+    return {name for table in found if isinstance(table, dict) for name in table}
