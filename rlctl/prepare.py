@@ -84,6 +84,7 @@ def prepare(settings: Settings) -> Prepared:
             f"{model} names no end token, so no completion could ever end.",
             hint="model.tokenizer can name a tokenizer that has one.",
         )
+    _must_fit_context(settings, tokenizers.model_json(model, "config.json"))
     problems, eval_problems, notes = _problems(settings, tokenizer, rewards)
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
     return Prepared(settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, geometry, notes)
@@ -110,6 +111,17 @@ def _problems(
         if both:
             notes.append(f"{len(both)} evaluation questions are also trained on; their scores show memory, not skill")
     return train, evaluation, notes
+
+
+def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:
+    context = model_config.get("max_position_embeddings")
+    longest = settings.data.max_prompt_length + settings.rollout.max_response_length
+    if isinstance(context, int) and longest > context:
+        raise ConfigError(
+            f"data.max_prompt_length = {settings.data.max_prompt_length} and rollout.max_response_length = "
+            f"{settings.rollout.max_response_length} make {longest} tokens; the model's context is {context}.",
+            hint="lower one of the two.",
+        )
 
 
 def data_spec(settings: Settings) -> data.DataSpec:

