@@ -253,13 +253,11 @@ def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: in
                     f"{num_eval_problems} problems not trained on, temperature {temperature:g})"
                 )
     scores = [m["score/mean"] for m in outcome.metrics if m["score/mean"] is not None]
-    if len(scores) >= 2:
-        window = min(5, len(scores) // 2)
-        before, after = sum(scores[:window]) / window, sum(scores[-window:]) / window
-        lines.append(
-            f"score/mean of fresh training problems: {before:.3f} in the first {window} steps, "
-            f"{after:.3f} in the last {window} ({after - before:+.3f})"
-        )
+    if len(scores) > 1:
+        window = min(5, len(scores) - 1)
+        before, after = scores[0], sum(scores[-window:]) / window
+        last = f"mean of the last {window} steps" if window > 1 else "last step"
+        lines.append(f"score/mean while training: {before:.3f} at step 1, {after:.3f} {last} ({after - before:+.3f})")
     if outcome.checkpoint is not None:
         lines.append(f"model: {outcome.checkpoint}")
     return lines

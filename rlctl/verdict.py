@@ -120,7 +120,7 @@ def _weights_changed(reports: Sequence[StepReport]) -> Check:
     if first is None:
         return Check(name, False, "there was no update")
     changed = max(update.changed_fraction for update in first.updates)
-    return Check(name, changed > 0, f"{100 * changed:.2g} % of the values, at step {first.step}")
+    return Check(name, changed > 0, f"{100 * changed:.3g} % of the values, at step {first.step}")
 
 
 def _names_were_synced(reports: Sequence[StepReport]) -> Check:

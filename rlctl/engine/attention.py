@@ -199,6 +199,11 @@ def _packed(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
+    if grouped and q.is_cuda:
+        # With a mask, CUDA's memory-efficient kernel wants as many key heads as query heads; grouped keys would
+        # fall back to one that writes all scores to memory.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        grouped = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.local.backend import LocalBackend
@@ -44,12 +45,20 @@ def local_bfloat16(tiny_llama: Path, **job: Any) -> AnyBackend:
     return LocalBackend(settings, replace(JOB, model=str(tiny_llama), **job))
 
 
-BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16}
-EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3}
+def local_cuda(tiny_llama: Path, **job: Any) -> AnyBackend:
+    settings = LocalSettings(device="cuda", dtype="float32")
+    return LocalBackend(settings, replace(JOB, model=str(tiny_llama), **job))
+
+
+BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16, "local-cuda": local_cuda}
+EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2}
 """How far two computations of a log-prob may lie apart; bfloat16 logits of this model are spaced by up to 1/8."""
 
 
-@pytest.fixture(params=BACKENDS)
+NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=NEEDS_CUDA if "cuda" in name else []) for name in BACKENDS])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
