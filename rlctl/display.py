@@ -256,8 +256,8 @@ def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: in
     if len(scores) > 1:
         window = min(5, len(scores) - 1)
         before, after = scores[0], sum(scores[-window:]) / window
-        last = f"mean of the last {window} steps" if window > 1 else "last step"
-        lines.append(f"score/mean while training: {before:.3f} at step 1, {after:.3f} {last} ({after - before:+.3f})")
+        over = f"mean of the last {window} steps" if window > 1 else "last step"
+        lines.append(f"score/mean while training: {before:.3f} at step 1, {after:.3f} {over} ({after - before:+.3f})")
     if outcome.checkpoint is not None:
         lines.append(f"model: {outcome.checkpoint}")
     return lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,11 +27,11 @@ class VariantChoice:
     reason: str
 
 
-def choose(preset: Preset, name: str | None, *, settings: Mapping[str, Any]) -> VariantChoice:
+def choose(preset: Preset, name: str | None, *, said: Mapping[str, Any]) -> VariantChoice:
     """The variant called `name`, else the first whose requirements hold.
 
-    `settings` are the preset's own with everything the user said on top: a model or data path
-    given by the user decides reachability. Raises ConfigError when no variant fits.
+    `said` is everything the user set: a model or data path of theirs decides what must be reachable.
+    Raises ConfigError when no variant fits.
     """
     if name is not None:
         return VariantChoice(preset.variant(name), "named by --variant")
@@ -41,7 +41,7 @@ def choose(preset: Preset, name: str | None, *, settings: Mapping[str, Any]) -> 
     for variant in preset.variants:
         if variant.by_name_only:
             continue
-        obstacle = _obstacle(variant, settings)
+        obstacle = _obstacle(variant, (said, variant.settings, preset.settings))
         if obstacle is None:
             return VariantChoice(variant, "; ".join(passed_over) or "all it requires is here")
         passed_over.append(f"not {variant.name}: {obstacle}")
@@ -51,23 +51,23 @@ def choose(preset: Preset, name: str | None, *, settings: Mapping[str, Any]) -> 
     )
 
 
-def _obstacle(variant: Variant, settings: Mapping[str, Any]) -> str | None:
-    """What keeps the variant from running here; None when nothing does."""
+def _obstacle(variant: Variant, sources: Sequence[Mapping[str, Any]]) -> str | None:
+    """What keeps the variant from running here; None when nothing does. `sources` of settings: the first wins."""
     gigabytes = variant.requires.get("cuda_memory_gb")
     if gigabytes is not None and (reason := cuda_obstacle(gigabytes)):
         return reason
-    if variant.requires.get("model") and (reason := _unreachable(_value(variant, settings, "model", "path"), "model")):
+    if variant.requires.get("model") and (reason := _unreachable(_value(sources, "model", "path"), "model")):
         return reason
     if variant.requires.get("data"):
-        path = _value(variant, settings, "data", "path")
-        where = path or _value(variant, settings, "data", "source")
-        return _unreachable(where, "dataset")
+        return _unreachable(_value(sources, "data", "path") or _value(sources, "data", "source"), "dataset")
     return None
 
 
-def _value(variant: Variant, settings: Mapping[str, Any], block: str, key: str) -> Any:
-    said = settings.get(block, {}).get(key)
-    return said if said is not None else variant.settings.get(block, {}).get(key)
+def _value(sources: Sequence[Mapping[str, Any]], block: str, key: str) -> Any:
+    """The first value that is set; a block that is no table is complained of elsewhere."""
+    tables = (source.get(block) for source in sources)
+    values = (table.get(key) for table in tables if isinstance(table, Mapping))
+    return next((value for value in values if value is not None), None)
 
 
 def cuda_obstacle(gigabytes: float, environ: Mapping[str, str] | None = None) -> str | None:

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from rlctl import config
 from rlctl.backends import registry
-from rlctl.config import Loaded, load, variable_name
+from rlctl.config import Loaded, load
 from rlctl.errors import ConfigError
 from rlctl.settings import Settings
+from rlctl.settings_tree import PREFIX, json_schema, leaves, variable_name
 
 
 def loaded(**sources: Any) -> Loaded:
@@ -306,18 +307,18 @@ def test_secrets_are_masked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_leaf_has_its_own_variable() -> None:
     # Field fault 090: the name of a variable leads back to its setting and to no other.
-    leaves = list(config.leaves())
-    names = [variable_name(keys) for keys in leaves]
+    all_keys = list(leaves())
+    names = [variable_name(keys) for keys in all_keys]
     assert len(set(names)) == len(names)
-    for keys, name in zip(leaves, names, strict=True):
-        back = tuple(name.removeprefix(config.PREFIX).lower().split("__"))
+    for keys, name in zip(all_keys, names, strict=True):
+        back = tuple(name.removeprefix(PREFIX).lower().split("__"))
         assert back == tuple(key.replace("-", "_") for key in keys)
 
 
 def test_every_setting_is_documented_and_in_the_schema() -> None:
-    schema = config.json_schema()
+    schema = json_schema()
     text = json.dumps(schema)
-    for keys in config.leaves():
+    for keys in leaves():
         assert f'"{keys[-1]}"' in text
     for definition in schema["$defs"].values():
         for name, field in definition.get("properties", {}).items():
@@ -331,7 +332,7 @@ def test_every_accepted_setting_has_a_reader() -> None:
     package = Path(config.__file__).parent
     code = "\n".join(p.read_text(encoding="utf-8") for p in package.rglob("*.py") if "/arctic/" not in str(p))
     lists = (package / "data.py").read_text(encoding="utf-8")
-    for keys in config.leaves():
+    for keys in leaves():
         if keys[0] == "remote_backend":
             continue  # read by the backend itself; its contract test knows
         assert (
@@ -350,3 +351,17 @@ def test_presets_that_ship_are_valid() -> None:
     assert (gpu.trainer.lr, gpu.trainer.warmup_ratio, gpu.trainer.betas) == (1e-6, 0.05, (0.9, 0.95))
     assert (gpu.algorithm.clip_ratio_low, gpu.algorithm.kl_coef) == (0.2, 0.0)
     assert gpu.data.prompt_suffix == 'Let\'s think step by step and output the final answer after "####".'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = 3\n",
+        "trainer = [1]\n",
+        "[[model]]\npath = 'x'\n",
+        "[remote_backend]\nfake = 3\n",
+        "remote_backend = 1\n",
+    ],
+)
+def test_a_table_that_is_no_table_is_an_error_and_no_crash(tmp_path: Path, fake_backend: str, text: str) -> None:
+    assert complaint(config=toml(tmp_path, text), preset="gsm8k-grpo")

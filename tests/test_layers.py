@@ -21,6 +21,7 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.commands*", {"typer"}),
     ("rlctl.settings", {"pydantic", "pydantic_settings"}),
     ("rlctl.config", {"pydantic"}),
+    ("rlctl.settings_tree", {"pydantic"}),
     ("rlctl.backends.settings", {"pydantic"}),
     ("rlctl.backends.*.settings", {"pydantic"}),
     ("rlctl.engine*", {"torch", "numpy"}),

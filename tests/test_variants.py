@@ -34,20 +34,20 @@ def nvidia_smi(folder: Path, answer: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_first_variant_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    choice = choose(preset(GPU, NAMED, FREE), None, settings={})
+    choice = choose(preset(GPU, NAMED, FREE), None, said={})
     assert choice.variant is FREE
     assert choice.reason == "not gpu: CUDA_VISIBLE_DEVICES hides every device"
 
 
 def test_a_named_variant_is_taken_whatever_it_requires() -> None:
-    assert choose(preset(GPU, NAMED), "named", settings={}).variant is NAMED
-    assert choose(preset(GPU, NAMED), "gpu", settings={}).variant is GPU
+    assert choose(preset(GPU, NAMED), "named", said={}).variant is NAMED
+    assert choose(preset(GPU, NAMED), "gpu", said={}).variant is GPU
 
 
 def test_no_variant_that_fits_is_an_error_with_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(ConfigError, match="not gpu: CUDA_VISIBLE_DEVICES") as caught:
-        choose(preset(GPU, NAMED), None, settings={})
+        choose(preset(GPU, NAMED), None, said={})
     assert "gpu, named" in caught.value.hint
 
 
@@ -72,11 +72,11 @@ def test_a_cpu_build_of_torch_is_no_device(tmp_path: Path, monkeypatch: pytest.M
 def test_what_the_user_named_decides_reachability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, "echo 81920", monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    choice = choose(preset(GPU, FREE), None, settings={"data": {"source": "no/data"}})
+    choice = choose(preset(GPU, FREE), None, said={"data": {"source": "no/data"}})
     assert choice.variant is FREE
     assert choice.reason == "not gpu: model no/model is not cached and HF_HUB_OFFLINE is set"
     here = {"model": {"path": str(tmp_path)}, "data": {"path": str(tmp_path)}}
-    assert choose(preset(GPU, FREE), None, settings=here).variant is GPU
+    assert choose(preset(GPU, FREE), None, said=here).variant is GPU
 
 
 def test_presets_ship_with_a_summary_each() -> None:

@@ -91,6 +91,6 @@ def _toml(value: Any) -> str:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of all settings, with their meaning; installed backends' tables are included."""
-    from rlctl.config import json_schema
+    from rlctl.settings_tree import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

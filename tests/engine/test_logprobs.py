@@ -60,7 +60,7 @@ def test_no_more_than_a_tile_of_logits_is_alive() -> None:
     seen: list[int] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             out = function(*args, **(kwargs or {}))
             if isinstance(out, torch.Tensor) and out.ndim == 2 and out.shape[1] == 997:
                 seen.append(out.shape[0])

@@ -1,0 +1,174 @@
+"""The sources of settings, each as one layer: a tree of values with the place each came from.
+
+The environment is read here and not by pydantic-settings: its own source ignores a prefixed variable that it does not
+know, guesses at the type of values in dict tables, and tells no origin.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from rlctl import presets
+from rlctl.backends import registry
+from rlctl.presets import Tree, did_you_mean
+from rlctl.settings_tree import (
+    PREFIX,
+    Keys,
+    field_type,
+    is_container,
+    is_secret,
+    is_table,
+    leaves,
+    nearest,
+    variable_name,
+)
+
+NOT_SETTINGS = frozenset({"RLCTL_PLUGINS", "RLCTL_CACHE_DIR"})
+"""Variables that rlctl reads elsewhere: plugin modules (registry) and the cache folder (engine/peak.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source of settings. `origin` says where it is; `names` the exact place of single values."""
+
+    origin: str
+    values: Tree
+    names: Mapping[str, str]
+
+    def place(self, dotted: str) -> str:
+        return self.names.get(dotted, self.origin)
+
+
+def from_file(config: str | None) -> Layer:
+    return Layer(config, presets.read_toml(Path(config)), {}) if config else Layer("", {}, {})
+
+
+def from_environment(environ: Mapping[str, str], complaints: list[str]) -> Layer:
+    values: Tree = {}
+    names: dict[str, str] = {}
+    for variable in sorted(environ):
+        if not variable.upper().startswith(PREFIX) or variable in NOT_SETTINGS:
+            continue
+        keys = tuple(variable[len(PREFIX) :].lower().split("__"))
+        keys = _spelled(keys)
+        if field_type(keys) is None:
+            complaints.append(f"{variable} is not a setting.{_nearest_variable(variable)}")
+            continue
+        names[".".join(keys)] = variable
+        _assign(values, keys, environ[variable], variable, complaints)
+    return Layer("environment", values, names)
+
+
+def _spelled(keys: Keys) -> Keys:
+    """The keys with a backend's name as it is registered: variables are upper case and have no dashes."""
+    if len(keys) > 1 and keys[0] == "remote_backend":
+        for name in registry.names():
+            if name.lower().replace("-", "_") == keys[1]:
+                return (keys[0], name, *keys[2:])
+    return keys
+
+
+def _nearest_variable(variable: str) -> str:
+    known = [variable_name(keys) for keys in leaves()] + sorted(NOT_SETTINGS)
+    return did_you_mean(variable.upper(), known)
+
+
+def from_options(assignments: Sequence[str], options: Mapping[str, tuple[str, Any]], complaints: list[str]) -> Layer:
+    values: Tree = {}
+    names: dict[str, str] = {}
+    for assignment in assignments:
+        dotted, equals, text = assignment.partition("=")
+        dotted = dotted.strip()
+        if not equals or not dotted:
+            complaints.append(f"--set {assignment} has no `=`; write --set trainer.lr=5e-7")
+            continue
+        keys = tuple(dotted.split("."))
+        if field_type(keys) is None:
+            complaints.append(f"{dotted} (from --set) is not a setting.{nearest(keys)}")
+            continue
+        names[dotted] = f"--set {dotted}"
+        _assign(values, keys, text, f"--set {dotted}", complaints)
+    for dotted, (option, value) in options.items():
+        names[dotted] = option
+        _put(values, tuple(dotted.split(".")), value)
+    return Layer("command line", values, names)
+
+
+def _assign(values: Tree, keys: Keys, text: str, origin: str, complaints: list[str]) -> None:
+    """Put `text`, read for the type of the setting `keys`, into the tree."""
+    try:
+        _put(values, keys, _read(text, field_type(keys)))
+    except ValueError as error:
+        value = "***" if is_secret(field_type(keys)) else shown(text)
+        complaints.append(f"{'.'.join(keys)} = {value} (from {origin}) {error}")
+
+
+def _read(text: str, annotation: Any) -> Any:
+    """Text from a shell as the value of a setting: null, JSON or commas for lists and tables, else the text itself."""
+    optional = type(None) in get_args(annotation)
+    if text == "null" and optional:
+        return None
+    if optional and text.lower() in ("none", "nil", "~", ""):
+        raise ValueError("is not how to leave it out; write null")
+    if is_container(annotation):
+        try:
+            return json.loads(text)
+        except ValueError:
+            if is_table(annotation):
+                raise ValueError('must be a JSON object, such as {"a": 1}') from None
+            return [part.strip() for part in text.strip("[]() ").split(",")] if text.strip() else []
+    return text
+
+
+def _put(values: Tree, keys: Keys, value: Any) -> None:
+    for key in keys[:-1]:
+        below = values.setdefault(key, {})
+        if not isinstance(below, dict):
+            return
+        values = below
+    values[keys[-1]] = value
+
+
+def merged(layers: Sequence[Layer]) -> Tree:
+    result: Tree = {}
+    for layer in layers:
+        result = _overlaid(result, layer.values)
+    return result
+
+
+def _overlaid(under: Tree, over: Tree) -> Tree:
+    both = {key: _overlaid(under[key], value) for key, value in over.items() if _two_tables(under.get(key), value)}
+    return {**under, **over, **both}
+
+
+def _two_tables(under: Any, over: Any) -> bool:
+    return isinstance(under, dict) and isinstance(over, dict)
+
+
+def origin_of(keys: Keys, layers: Sequence[Layer]) -> str:
+    for layer in reversed(layers):
+        for end in range(len(keys), 0, -1):
+            if _has(layer.values, keys[:end]):
+                if end == len(keys) or not isinstance(_get(layer.values, keys[:end]), dict):
+                    return layer.place(".".join(keys[:end]))
+                break
+    return "default"
+
+
+def _has(tree: Any, keys: Keys) -> bool:
+    return not keys or (isinstance(tree, dict) and keys[0] in tree and _has(tree[keys[0]], keys[1:]))
+
+
+def _get(tree: Any, keys: Keys) -> Any:
+    return _get(tree[keys[0]], keys[1:]) if keys else tree
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{...}"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
