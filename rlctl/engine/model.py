@@ -81,7 +81,7 @@ def load_policy(path: str, *, device: torch.device) -> Policy:
     """The model at `path` in float32 on the device, in eval mode, checked. Raises ModelError."""
     register_attention()
     causal_lm = _from_pretrained(locate(path), path)
-    _must_be_finite(causal_lm, path)
+    _must_be_trainable(causal_lm, path)
     policy = wrap(causal_lm.to(device))
     check_exact(policy, path)
     return policy
@@ -105,6 +105,7 @@ def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
             attn_implementation=SHARED_PREFIX,
             output_loading_info=True,
             **files.arguments(),
+            **(_dequantized() if files.gguf_file else {}),
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         first_line = str(error).strip().split("\n")[0]
@@ -116,12 +117,35 @@ def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
             f"model.path = {path}: {len(missing)} weights are not in its files ({shown}, ...).",
             hint="the files may be incomplete.",
         )
+    _forget_quantization(loaded)
     module: torch.nn.Module = loaded
     return module.eval()
 
 
-def _must_be_finite(causal_lm: torch.nn.Module, path: str) -> None:
+def _dequantized() -> dict[str, Any]:
+    """Ask for float weights of a GGUF file, in the versions of transformers that could also keep its blocks."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": config(dequantize=True)} if config else {}
+
+
+def _forget_quantization(loaded: Any) -> None:
+    """Float weights that came from a quantized file are plain weights, and can be saved as such."""
+    if all(p.dtype == torch.float32 for p in loaded.parameters()) and getattr(loaded, "hf_quantizer", None):
+        loaded.hf_quantizer = None
+        for attribute in ("quantization_config", "_pre_quantization_dtype"):
+            if hasattr(loaded.config, attribute):
+                delattr(loaded.config, attribute)
+
+
+def _must_be_trainable(causal_lm: torch.nn.Module, path: str) -> None:
     for name, parameter in causal_lm.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"model.path = {path}: the weight {name} is {parameter.dtype}; a quantized model cannot be trained.",
+                hint="take the same model in bfloat16 or float16.",
+            )
         if not bool(torch.isfinite(parameter).all()):
             raise ModelError(
                 f"model.path = {path}: the weight {name} is not finite.", hint="was it saved after a diverged run?"
