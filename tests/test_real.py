@@ -50,8 +50,8 @@ def test_two_steps_of_the_cpu_variant(shared: Path, tmp_path: Path) -> None:
         assert step["actor/grad_norm"] > 0
         assert step["actor/weights_changed"] > 0
         assert 0 < step["perf/mfu/actor"] < 1
-        # Two computations in bfloat16: a tenth of the 0.01 that peers call a mismatch, on average.
-        assert step["training/rollout_probs_diff_mean"] < 0.005
+        # Sampler and trainer each differ from float32 by 0.006 on average in bfloat16; from one another by 0.008.
+        assert step["training/rollout_probs_diff_mean"] < 0.015
     checkpoint = tmp_path / "runs/run/checkpoints/step_000002"
     from transformers import AutoModelForCausalLM
 
