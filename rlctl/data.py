@@ -17,7 +17,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,41 +27,23 @@ from rlctl.data_files import READERS, Check, Columns, Row, problems_from, read_f
 from rlctl.errors import DataError
 from rlctl.types import Problem
 
+if TYPE_CHECKING:  # settings load pydantic, and only their values are needed here
+    from rlctl.settings import DataSettings
+
 Split = Literal["train", "eval"]
 
 HELD_OUT_SHARE = 10
 """At most one row in so many is held out of a training file."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataSpec:
-    """Where problems come from; the settings of `[data]` that this module needs, under the same names."""
-
-    source: str = "openai/gsm8k"
-    path: str | None = None
-    eval_path: str | None = None
-    subset: str | None = "main"
-    train_split: str = "train"
-    eval_split: str = "test"
-    question_key: str = "question"
-    answer_key: str = "answer"
-    id_key: str | None = None
-    eval_size: int = 256
-    num_generated: int = 100_000
-
-    @property
-    def columns(self) -> Columns:
-        return Columns(self.question_key, self.answer_key, self.id_key)
-
-
-def load_problems(spec: DataSpec, *, split: Split, seed: int, check: Check | None = None) -> Sequence[Problem]:
+def load_problems(spec: DataSettings, *, split: Split, seed: int, check: Check | None = None) -> Sequence[Problem]:
     """The problems to train or to evaluate on, in the order of their source.
 
     `check` says what is wrong with a problem, such as a gold answer that no completion could match.
     Raises DataError that names file and line, and what to set instead.
     """
     if split == "eval" and spec.eval_path:
-        problems = read_file(Path(spec.eval_path), columns=spec.columns, check=check)
+        problems = read_file(Path(spec.eval_path), columns=_columns(spec), check=check)
         return _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
     if spec.path:
         return _from_training_file(spec, split=split, seed=seed, check=check)
@@ -71,14 +53,18 @@ def load_problems(spec: DataSpec, *, split: Split, seed: int, check: Check | Non
     return problems if split == "train" else _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
 
 
-def _from_training_file(spec: DataSpec, *, split: Split, seed: int, check: Check | None) -> list[Problem]:
-    problems = read_file(Path(spec.path or ""), columns=spec.columns, check=check)
+def _from_training_file(spec: DataSettings, *, split: Split, seed: int, check: Check | None) -> list[Problem]:
+    problems = read_file(Path(spec.path or ""), columns=_columns(spec), check=check)
     if spec.eval_path:
         return problems
     held_out = _chosen(len(problems), size=min(spec.eval_size, len(problems) // HELD_OUT_SHARE), seed=seed)
     if split == "train":
         return _pick(problems, sorted(set(range(len(problems))) - set(held_out)))
     return _pick(problems, held_out)
+
+
+def _columns(spec: DataSettings) -> Columns:
+    return Columns(spec.question_key, spec.answer_key, spec.id_key)
 
 
 def _pick(problems: Sequence[Problem], indices: Sequence[int]) -> list[Problem]:
@@ -90,7 +76,7 @@ def _chosen(num_problems: int, *, size: int, seed: int) -> list[int]:
     return sorted(int(index) for index in _shuffled(num_problems, purpose=_HOLD_OUT, seed=seed)[:size])
 
 
-def _generated(spec: DataSpec, *, split: Split, seed: int) -> Sequence[Problem]:
+def _generated(spec: DataSettings, *, split: Split, seed: int) -> Sequence[Problem]:
     from rlctl.problems import word_problem
 
     known: Mapping[str, Callable[[int], Problem]] = {
@@ -122,7 +108,7 @@ class LazyProblems(Sequence[Problem]):
         return self._make(self._indices[index])
 
 
-def _from_hub(spec: DataSpec, *, split: Split, check: Check | None) -> list[Problem]:
+def _from_hub(spec: DataSettings, *, split: Split, check: Check | None) -> list[Problem]:
     """Read through `datasets`: from its cache when the hub cannot be reached, which is found out within seconds."""
     complaint = f"data.source = {spec.source!r}"
     if Path(spec.source).suffix.lower() in READERS:
@@ -144,7 +130,7 @@ def _from_hub(spec: DataSpec, *, split: Split, check: Check | None) -> list[Prob
         raise DataError(f"{complaint}, subset {spec.subset!r}, split {hub_split!r}: {message}", hint=cure) from error
     where = f"{spec.source}/{hub_split}"
     rows: Iterator[Row] = (Row(number, values) for number, values in enumerate(table, start=1))
-    return problems_from(rows, where=where, prefix=where, columns=spec.columns, check=check)
+    return problems_from(rows, where=where, prefix=where, columns=_columns(spec), check=check)
 
 
 def epoch_order(num_problems: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,15 +46,15 @@ STD_EPS = 1e-6
 class GrpoConfig:
     """What a step needs to know of the settings; `mini_batch_size` counts problems."""
 
-    n: int = 8
-    sampling: Sampling = field(default_factory=Sampling)
-    loss: LossSpec = field(default_factory=LossSpec)
-    mini_batch_size: int = 32
-    ppo_epochs: int = 1
-    norm_adv_by_std: bool = True
-    drop_zero_signal_groups: bool = True
-    always_score_before_update: bool = False
-    seed: int = 0
+    n: int
+    sampling: Sampling
+    loss: LossSpec
+    mini_batch_size: int
+    ppo_epochs: int
+    norm_adv_by_std: bool
+    drop_zero_signal_groups: bool
+    always_score_before_update: bool
+    seed: int
 
 
 async def grpo_step(

@@ -93,9 +93,8 @@ def prepare(settings: Settings) -> Prepared:
 def _problems(
     settings: Settings, tokenizer: ChatTokenizer, rewards: RewardSet
 ) -> tuple[Sequence[Problem], Sequence[Problem], list[str]]:
-    spec = data_spec(settings)
-    train = data.load_problems(spec, split="train", seed=settings.seed, check=rewards.gold_complaint)
-    evaluation = data.load_problems(spec, split="eval", seed=settings.seed, check=rewards.gold_complaint)
+    train = data.load_problems(settings.data, split="train", seed=settings.seed, check=rewards.gold_complaint)
+    evaluation = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
     notes: list[str] = []
     train, dropped = _within_length(settings, tokenizer, train)
     evaluation, eval_dropped = _within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
@@ -122,11 +121,6 @@ def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:
             f"{settings.rollout.max_response_length} make {longest} tokens; the model's context is {context}.",
             hint="lower one of the two.",
         )
-
-
-def data_spec(settings: Settings) -> data.DataSpec:
-    own: dict[str, Any] = {name: getattr(settings.data, name) for name in data.DataSpec.__dataclass_fields__}
-    return data.DataSpec(**own)
 
 
 def _within_length(

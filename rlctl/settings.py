@@ -338,4 +338,5 @@ class Settings(BaseSettings):
         )
 
     def evaluation(self) -> Sampling:
-        return Sampling(temperature=self.eval.temperature, max_new_tokens=self.rollout.max_response_length)
+        """Sampling of an evaluation: from the full distribution, whatever filters training was allowed."""
+        return Sampling(self.eval.temperature, 1.0, -1, 0.0, self.rollout.max_response_length)

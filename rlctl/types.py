@@ -47,14 +47,15 @@ class Prompt:
 class Sampling:
     """How to sample; always sent whole, so that no model's generation_config can fill a gap.
 
-    `temperature` 0 takes the likeliest token. Filters apply in vLLM's order: temperature, min-p, top-k, top-p.
+    `temperature` 0 takes the likeliest token, `top_k` -1 is off. Filters apply in vLLM's order: temperature, min-p,
+    top-k, top-p.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    max_new_tokens: int = 1024
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,14 @@ KlEstimator = Literal["k1", "k2", "k3"]
 class LossSpec:
     """Which loss to minimise. `max_response_length` is the constant divisor of seq-mean-token-sum-norm."""
 
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.2
-    clip_ratio_c: float | None = 3.0
-    kl_coef: float = 0.0
-    kl_estimator: KlEstimator = "k3"
-    entropy_coeff: float = 0.0
-    loss_agg_mode: LossAggMode = "token-mean"
-    max_response_length: int = 1024
+    clip_ratio_low: float
+    clip_ratio_high: float
+    clip_ratio_c: float | None
+    kl_coef: float
+    kl_estimator: KlEstimator
+    entropy_coeff: float
+    loss_agg_mode: LossAggMode
+    max_response_length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +203,18 @@ class JobSpec:
     """What every backend must know of the job, whatever its own settings are."""
 
     model: str
-    seed: int = 0
-    temperature: float = 1.0
+    seed: int
+    temperature: float
     """Sampling temperature of training; log-probs are taken at it."""
-    end_token_ids: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...]
     """Every token that ends a completion."""
-    needs_reference: bool = False
-    max_tokens_per_device: int = 16384
-    max_prompt_length: int = 1024
-    max_response_length: int = 1024
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    grad_clip: float = 1.0
+    needs_reference: bool
+    max_tokens_per_device: int
+    max_prompt_length: int
+    max_response_length: int
+    weight_decay: float
+    betas: tuple[float, float]
+    grad_clip: float
 
 
 @dataclass(frozen=True, slots=True)

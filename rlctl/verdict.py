@@ -27,8 +27,8 @@ class Limits:
 
 LIMITS = {"float32": Limits(ratio=1e-3, gap_mean=1e-5, gap_max=1e-3)}
 ROUNDED = Limits(ratio=0.25, gap_mean=0.02, gap_max=0.3)
-"""For bfloat16. At a logit of 16 its spacing is 1/8, so the ratio of a single token may be off by e^(1/8); a 135 M model
-on a cpu has a mean gap of 0.008, of which either side differs from float32 by 0.006."""
+"""For bfloat16. At a logit of 16 its spacing is 1/8, so the ratio of a single token may be off by e^(1/8); a 135 M
+model on a cpu has a mean gap of 0.008, of which either side differs from float32 by 0.006."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlctl.data import DataSpec, epoch_order, filter_long, load_problems, require_full_batch
+from rlctl.data import epoch_order, filter_long, load_problems, require_full_batch
 from rlctl.data_files import Columns, read_file
 from rlctl.errors import DataError
 from rlctl.rewards import load_rewards
+from rlctl.settings import DataSettings
 from rlctl.types import Problem
 
 PROMPTS = Columns(question="prompt", answer="answer")
@@ -203,13 +204,13 @@ def test_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
 def test_061_gold_that_is_no_number_is_found_with_file_and_line(tmp_path):
     path = write(tmp_path / "x.jsonl", {"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "#### none"})
     with pytest.raises(DataError, match=r"x\.jsonl:2: problem x:2: gold answer 'none' is not a number"):
-        load_problems(DataSpec(path=str(path)), split="train", seed=0, check=load_rewards(["gsm8k"]).gold_complaint)
+        load_problems(DataSettings(path=str(path)), split="train", seed=0, check=load_rewards(["gsm8k"]).gold_complaint)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="no shared/data/gsm8k beside the repository")
 def test_gsm8k_is_read_whole_and_every_gold_is_a_number():
     check = load_rewards(["gsm8k"]).gold_complaint
-    spec = DataSpec(path=str(GSM8K / "train.jsonl"), eval_path=str(GSM8K / "test.jsonl"), eval_size=5000)
+    spec = DataSettings(path=str(GSM8K / "train.jsonl"), eval_path=str(GSM8K / "test.jsonl"), eval_size=5000)
     train = load_problems(spec, split="train", seed=0, check=check)
     held_out = load_problems(spec, split="eval", seed=0, check=check)
     assert (len(train), len(held_out)) == (7473, 1319)
@@ -223,7 +224,7 @@ def ids(spec, *, split, seed=0):
 
 
 def test_held_out_problems_are_disjoint_and_decided_by_the_seed(tmp_path):
-    spec = DataSpec(path=str(write(tmp_path / "x.jsonl", *rows(100))), eval_size=7)
+    spec = DataSettings(path=str(write(tmp_path / "x.jsonl", *rows(100))), eval_size=7)
     train, held_out = ids(spec, split="train"), ids(spec, split="eval")
     assert (len(train), len(held_out), len({*train, *held_out})) == (93, 7, 100)
     assert ids(spec, split="eval") == held_out
@@ -231,18 +232,18 @@ def test_held_out_problems_are_disjoint_and_decided_by_the_seed(tmp_path):
 
 
 def test_no_more_than_a_tenth_is_held_out(tmp_path):
-    spec = DataSpec(path=str(write(tmp_path / "x.jsonl", *rows(25))), eval_size=256)
+    spec = DataSettings(path=str(write(tmp_path / "x.jsonl", *rows(25))), eval_size=256)
     assert (len(ids(spec, split="train")), len(ids(spec, split="eval"))) == (23, 2)
 
 
 def test_file_too_small_to_hold_any_out_trains_on_all(tmp_path):
-    spec = DataSpec(path=str(write(tmp_path / "x.jsonl", *rows(3))))
+    spec = DataSettings(path=str(write(tmp_path / "x.jsonl", *rows(3))))
     assert (len(ids(spec, split="train")), len(ids(spec, split="eval"))) == (3, 0)
 
 
 def test_eval_path_leaves_the_training_file_whole(tmp_path):
     train, evaluation = write(tmp_path / "a.jsonl", *rows(20)), write(tmp_path / "b.jsonl", *rows(20))
-    spec = DataSpec(path=str(train), eval_path=str(evaluation), eval_size=5)
+    spec = DataSettings(path=str(train), eval_path=str(evaluation), eval_size=5)
     assert len(ids(spec, split="train")) == 20
     picked = ids(spec, split="eval")
     assert len(picked) == 5
@@ -253,7 +254,7 @@ def test_eval_path_leaves_the_training_file_whole(tmp_path):
 
 
 def test_generated_problems_are_made_when_asked_for():
-    problems = load_problems(DataSpec(source="generated:word-problems", num_generated=10**9), split="train", seed=3)
+    problems = load_problems(DataSettings(source="generated:word-problems", num_generated=10**9), split="train", seed=3)
     assert len(problems) == 10**9
     assert problems[10**9 - 1] == problems[-1]
     assert problems[5:7] == [problems[5], problems[6]]
@@ -262,7 +263,7 @@ def test_generated_problems_are_made_when_asked_for():
 
 
 def test_generated_splits_differ_and_every_gold_is_a_number():
-    spec = DataSpec(source="generated:word-problems", num_generated=50, eval_size=50)
+    spec = DataSettings(source="generated:word-problems", num_generated=50, eval_size=50)
     train, held_out = (load_problems(spec, split=split, seed=0) for split in ("train", "eval"))
     check = load_rewards(["gsm8k"]).gold_complaint
     assert not {p.question for p in train} & {p.question for p in held_out}
@@ -271,7 +272,7 @@ def test_generated_splits_differ_and_every_gold_is_a_number():
 
 def test_unknown_generator_names_the_nearest():
     with pytest.raises(DataError, match="the nearest is 'generated:word-problems'"):
-        load_problems(DataSpec(source="generated:words"), split="train", seed=0)
+        load_problems(DataSettings(source="generated:words"), split="train", seed=0)
 
 
 # The hub
@@ -286,13 +287,13 @@ def offline(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("offline")
 def test_hub_out_of_reach_is_an_error_with_a_cure():
     with pytest.raises(DataError, match="not in the local cache, and HF_HUB_OFFLINE is set") as caught:
-        load_problems(DataSpec(), split="train", seed=0)
+        load_problems(DataSettings(), split="train", seed=0)
     assert "--set data.path=" in caught.value.hint
 
 
 def test_file_given_as_a_source_is_an_error_with_a_cure():
     with pytest.raises(DataError) as caught:
-        load_problems(DataSpec(source="train.jsonl"), split="train", seed=0)
+        load_problems(DataSettings(source="train.jsonl"), split="train", seed=0)
     assert "--set data.path=train.jsonl" in caught.value.hint
 
 
@@ -315,7 +316,7 @@ def hub_with_two_rows(tmp_path, monkeypatch, offline):
 
 
 def test_cached_data_set_is_read_without_the_hub(hub_with_two_rows):
-    problems = load_problems(DataSpec(source="some/set"), split="train", seed=0)
+    problems = load_problems(DataSettings(source="some/set"), split="train", seed=0)
     assert [(p.id, p.answer) for p in problems] == [("some/set/train:1", "1"), ("some/set/train:2", "2")]
     assert hub_with_two_rows.config.HF_HUB_OFFLINE is True
 
@@ -323,7 +324,7 @@ def test_cached_data_set_is_read_without_the_hub(hub_with_two_rows):
 @pytest.mark.usefixtures("hub_with_two_rows")
 def test_unknown_split_is_a_data_error():
     with pytest.raises(DataError, match="split 'test': Unknown split"):
-        load_problems(DataSpec(source="some/set"), split="eval", seed=0)
+        load_problems(DataSettings(source="some/set"), split="eval", seed=0)
 
 
 # Order, filter, batch

@@ -23,15 +23,16 @@ from rlctl.grpo import (
     train_rows,
 )
 from rlctl.rewards import Scored
-from rlctl.types import Completion, JobSpec, LossSpec, Problem, Prompt, Rollout, Sampling, StepReport, TrainRow
+from rlctl.types import Completion, Problem, Prompt, Rollout, StepReport, TrainRow
+from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 
-CONFIG = GrpoConfig(n=4, sampling=Sampling(max_new_tokens=8), mini_batch_size=4)
+CONFIG = defaults.grpo_config(n=4, sampling=defaults.sampling(max_new_tokens=8), mini_batch_size=4)
 PROBLEMS = [Problem(str(i), f"problem {i}", str(i)) for i in range(4)]
 
 
 def make_backend(**settings: int) -> FakeBackend:
-    return FakeBackend(FakeSettings(**settings), JobSpec(model=""))
+    return FakeBackend(FakeSettings(**settings), defaults.job(model=""))
 
 
 def step(
@@ -94,7 +95,7 @@ def test_group_with_equal_rewards_trains_on_nothing_unless_kept() -> None:
     assert [row.advantage for row in kept] == [0.0, 0.0]
     both = kept + train_rows(useful, CONFIG)
     # The denominator doubles and the flat rows add nothing: the gradient is exactly half.
-    assert loss_denominator(both, LossSpec()) == 2 * loss_denominator(train_rows(useful, CONFIG), LossSpec())
+    assert loss_denominator(both, defaults.loss()) == 2 * loss_denominator(train_rows(useful, CONFIG), defaults.loss())
 
 
 def test_a_failed_reward_excludes_its_row_only() -> None:
@@ -114,7 +115,7 @@ def test_a_group_shrunk_to_one_trains_on_nothing_and_is_counted() -> None:
 )
 def test_loss_denominators(mode: str, expected: float) -> None:
     rows = train_rows(group(1.0, 0.0, lengths=[2, 4]), CONFIG)
-    assert loss_denominator(rows, LossSpec(loss_agg_mode=mode, max_response_length=8)) == expected  # type: ignore[arg-type]
+    assert loss_denominator(rows, defaults.loss(loss_agg_mode=mode, max_response_length=8)) == expected  # type: ignore[arg-type]
 
 
 def test_minibatches_count_problems_and_keep_their_order() -> None:
@@ -130,7 +131,7 @@ def some_rows(count: int) -> list[TrainRow]:
 
 def test_verbs_are_called_in_the_order_of_the_algorithm() -> None:
     backend = make_backend()
-    config = replace(CONFIG, mini_batch_size=2, loss=LossSpec(kl_coef=0.1))
+    config = replace(CONFIG, mini_batch_size=2, loss=defaults.loss(kl_coef=0.1))
     step(backend, [1.0, 0.0], config)
     update = ["forward_backward", "optim_step"]
     assert backend.calls == [
@@ -164,7 +165,7 @@ def test_old_log_probs_stay_the_same_through_all_epochs() -> None:
 
 def test_loss_is_zero_on_policy_while_the_gradient_is_not() -> None:
     # Field fault 019: rewards [1, 0], completions of one token each.
-    config = replace(CONFIG, sampling=Sampling(max_new_tokens=1))
+    config = replace(CONFIG, sampling=defaults.sampling(max_new_tokens=1))
     report = step(make_backend(), [1.0, 0.0], config)
     assert report.loss.loss == pytest.approx(0.0, abs=1e-12)
     assert report.updates[0].grad_norm > 0

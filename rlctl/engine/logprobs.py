@@ -26,7 +26,7 @@ def token_logprobs(
     *,
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
-    tile_tokens: int | None = 1024,
+    tile_tokens: int | None,
 ) -> tuple[Tensor, Tensor]:
     """(log-probs [T], entropy [T]) in float32 nats at the temperature; `tile_tokens` None keeps all logits."""
     if tile_tokens is None:

@@ -24,11 +24,13 @@ from rlctl.types import LogProbs, LossSpec, LossStats, TrainRow
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How to compute, never what: none of these changes a result beyond rounding."""
+    """How to compute: the policy's temperature, and two limits that change no result beyond rounding."""
 
-    temperature: float = 1.0
-    max_tokens: int = 16384
-    tile_tokens: int | None = 1024
+    temperature: float
+    max_tokens: int
+    """Budget of a micro-batch."""
+    tile_tokens: int | None
+    """Tokens in one tile of logits; None keeps all of them."""
 
 
 def forward_backward(

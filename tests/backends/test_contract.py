@@ -15,10 +15,11 @@ import torch
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.local.backend import LocalBackend
 from rlctl.backends.local.settings import LocalSettings
-from rlctl.types import Completion, JobSpec, LossSpec, Prompt, Sampling, TrainRow
+from rlctl.types import Completion, Prompt, TrainRow
+from tests import defaults
 from tests.fakes import FakeBackend, FakeSettings
 
-JOB = JobSpec(
+JOB = defaults.job(
     model="",
     temperature=0.9,
     end_token_ids=(256, 259),
@@ -28,8 +29,8 @@ JOB = JobSpec(
     weight_decay=0.0,
     max_tokens_per_device=64,
 )
-SAMPLING = Sampling(temperature=0.9, max_new_tokens=12)
-LOSS = LossSpec()
+SAMPLING = defaults.sampling(temperature=0.9, max_new_tokens=12)
+LOSS = defaults.loss()
 
 
 def fake(tiny_llama: Path, **job: Any) -> AnyBackend:

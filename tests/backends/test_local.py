@@ -18,7 +18,8 @@ from rlctl.backends.local.backend import LocalBackend, must_fit_context
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.engine.model import wrap
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
-from rlctl.types import JobSpec, LossSpec, Prompt, Sampling, TrainRow
+from rlctl.types import Prompt, TrainRow
+from tests import defaults
 from tests.tiny import build, save_tiny_llama, tiny_config
 
 ROWS = [
@@ -28,13 +29,13 @@ ROWS = [
 
 
 def backend(folder: Path, *, dtype: str = "float32", **job: Any) -> LocalBackend:
-    spec = JobSpec(model=str(folder), end_token_ids=(256,), max_prompt_length=64, max_response_length=64, **job)
+    spec = defaults.job(model=str(folder), end_token_ids=(256,), max_prompt_length=64, max_response_length=64, **job)
     return LocalBackend(LocalSettings(dtype=dtype), spec)  # type: ignore[arg-type]
 
 
 async def train_once(held: AnyBackend) -> None:
     await held.start()
-    await held.forward_backward(ROWS, loss=LossSpec(), loss_denominator=12.0)
+    await held.forward_backward(ROWS, loss=defaults.loss(), loss_denominator=12.0)
     await held.optim_step(0.01)
 
 
@@ -118,7 +119,7 @@ def test_asking_for_a_device_that_is_not_there_is_unavailable(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    held = LocalBackend(LocalSettings(device="cuda"), JobSpec(model=str(tiny_llama)))
+    held = LocalBackend(LocalSettings(device="cuda"), defaults.job(model=str(tiny_llama)))
     with pytest.raises(BackendUnavailable, match="finds no CUDA device"):
         asyncio.run(held.start())
 
@@ -196,6 +197,8 @@ def test_a_token_the_model_does_not_know_is_refused(tiny_llama: Path) -> None:
         held = backend(tiny_llama)
         await held.start()
         with pytest.raises(ModelError, match="holds token 300, the model knows 260"):
-            await held.generate([Prompt(np.array([1, 300], np.int32), 0)], n=2, sampling=Sampling(max_new_tokens=2))
+            await held.generate(
+                [Prompt(np.array([1, 300], np.int32), 0)], n=2, sampling=defaults.sampling(max_new_tokens=2)
+            )
 
     asyncio.run(work())

@@ -16,6 +16,7 @@ from rlctl.engine.attention import SHARED_PREFIX
 from rlctl.engine.model import Policy, check_exact, wrap
 from rlctl.errors import ModelError
 from rlctl.types import LossSpec, Prompt, Sampling, TrainRow
+from tests import defaults
 from tests.tiny import build, tiny_config
 
 REFUSED = {"gemma-2-2b-it"}
@@ -61,7 +62,7 @@ def plain_logprobs(model: Any, row: TrainRow, temperature: float = 1.0) -> torch
 def test_logprobs_equal_a_plain_forward(shared: Path, name: str) -> None:
     model = family(shared, name)
     rows = some_rows(512)
-    ours = update.log_probs(wrap(model), rows, compute=update.Compute(max_tokens=16))
+    ours = update.log_probs(wrap(model), rows, compute=defaults.compute(max_tokens=16))
     for row, mine in zip(rows, ours, strict=True):
         with torch.no_grad():
             expected = plain_logprobs(model, row)
@@ -87,14 +88,14 @@ def test_a_scaled_head_is_refused_by_the_check_at_load() -> None:
 @pytest.mark.parametrize("name", ["Llama-3.2-1B-Instruct", "Qwen2.5-7B-Instruct", "Qwen3-0.6B", "SmolLM3-3B"])
 def test_gradient_of_an_update_equals_a_naive_padded_one(shared: Path, name: str, tied: bool) -> None:
     model = family(shared, name, tie_word_embeddings=tied)
-    loss = LossSpec(kl_coef=0.05, entropy_coeff=0.01)
+    loss = defaults.loss(kl_coef=0.05, entropy_coeff=0.01)
     rows = [
         row.with_old(lp + 0.1).with_reference(lp - 0.2)
         for row in some_rows(512)
         for lp in [plain_logprobs(model, row, 0.8).detach().numpy()]
     ]
     denominator = float(sum(len(row.completion_ids) for row in rows))
-    compute = update.Compute(temperature=0.8, max_tokens=18, tile_tokens=4)
+    compute = defaults.compute(temperature=0.8, max_tokens=18, tile_tokens=4)
     stats = update.forward_backward(wrap(model), rows, loss=loss, loss_denominator=denominator, compute=compute)
     ours = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
@@ -143,9 +144,9 @@ def test_gradient_does_not_depend_on_the_cut_nor_on_tiling(mode: str) -> None:
     grads = []
     for max_tokens, tile in ((1000, None), (14, 3), (1, 1000)):
         model = build(tiny_config())
-        compute = update.Compute(max_tokens=max_tokens, tile_tokens=tile)
+        compute = defaults.compute(max_tokens=max_tokens, tile_tokens=tile)
         update.forward_backward(
-            wrap(model), rows, loss=LossSpec(loss_agg_mode=mode), loss_denominator=7.0, compute=compute,  # type: ignore[arg-type]
+            wrap(model), rows, loss=defaults.loss(loss_agg_mode=mode), loss_denominator=7.0, compute=compute,  # type: ignore[arg-type]
         )  # fmt: skip
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     for other in grads[1:]:
@@ -156,9 +157,9 @@ def test_logprobs_do_not_depend_on_what_else_is_in_the_batch() -> None:
     # Field faults 027 and 033: no padding token is ever attended to.
     policy = wrap(build(tiny_config()))
     rows = some_rows(260)
-    together = update.log_probs(policy, rows, compute=update.Compute())
+    together = update.log_probs(policy, rows, compute=defaults.compute())
     for row, mine in zip(rows, together, strict=True):
-        (alone,) = update.log_probs(policy, [row], compute=update.Compute())
+        (alone,) = update.log_probs(policy, [row], compute=defaults.compute())
         np.testing.assert_allclose(mine, alone, atol=1e-5)
 
 
@@ -166,7 +167,7 @@ def test_two_passes_are_bitwise_equal_even_with_dropout_in_the_config() -> None:
     # Field fault 031.
     policy = wrap(build(tiny_config(attention_dropout=0.5)))
     rows = some_rows(260)
-    first, second = (update.log_probs(policy, rows, compute=update.Compute()) for _ in range(2))
+    first, second = (update.log_probs(policy, rows, compute=defaults.compute()) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -174,13 +175,15 @@ def test_rows_without_completion_tokens_have_no_loss_and_break_nothing() -> None
     # Field fault 015.
     policy = wrap(build(tiny_config()))
     empty = TrainRow(np.array([1, 2], np.int32), np.zeros(0, np.int32), 1.0, np.zeros(0, np.float32))
-    alone = update.forward_backward(policy, [empty], loss=LossSpec(), loss_denominator=1.0, compute=update.Compute())
+    alone = update.forward_backward(
+        policy, [empty], loss=defaults.loss(), loss_denominator=1.0, compute=defaults.compute()
+    )
     assert (alone.loss, alone.tokens) == (0.0, 0)
     beside = update.forward_backward(
-        policy, [empty, *some_rows(260)], loss=LossSpec(), loss_denominator=1.0, compute=update.Compute()
+        policy, [empty, *some_rows(260)], loss=defaults.loss(), loss_denominator=1.0, compute=defaults.compute()
     )
     assert beside.rows == 5
-    assert len(update.log_probs(policy, [empty, *some_rows(260)], compute=update.Compute())[0]) == 0
+    assert len(update.log_probs(policy, [empty, *some_rows(260)], compute=defaults.compute())[0]) == 0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -188,8 +191,8 @@ def test_sampled_logprobs_are_the_trainers(shared: Path, name: str) -> None:
     # Sliding windows of 4 to 8 tokens, grouped keys, layers without rope: decoding goes its own way through all.
     policy = wrap(family(shared, name))
     limit = 30 if name == "Phi-4-mini-instruct" else 60  # above 64 positions its rotary scaling switches
-    rows = sampled_rows(policy, Sampling(temperature=0.7, max_new_tokens=limit), n=3)
-    scored = update.log_probs(policy, rows, compute=update.Compute(temperature=0.7))
+    rows = sampled_rows(policy, defaults.sampling(temperature=0.7, max_new_tokens=limit), n=3)
+    scored = update.log_probs(policy, rows, compute=defaults.compute(temperature=0.7))
     for row, mine in zip(rows, scored, strict=True):
         np.testing.assert_allclose(row.rollout_logprobs, mine, atol=1e-4)
 

@@ -7,8 +7,9 @@ import torch
 
 from rlctl.engine.loss import clipped_surrogate, kl_divergence, policy_loss, token_weights
 from rlctl.types import LossSpec
+from tests import defaults
 
-NO_DUAL = LossSpec(clip_ratio_c=None)
+NO_DUAL = defaults.loss(clip_ratio_c=None)
 
 
 def loss_of(
@@ -34,13 +35,13 @@ def test_clipped_tokens_have_no_gradient_and_the_others_do() -> None:
 
 
 def test_bounds_below_and_above_are_their_own() -> None:
-    spec = LossSpec(clip_ratio_low=0.1, clip_ratio_high=0.4, clip_ratio_c=None)
+    spec = defaults.loss(clip_ratio_low=0.1, clip_ratio_high=0.4, clip_ratio_c=None)
     loss, _ = clipped_surrogate(torch.tensor([1.5, 0.5]), torch.tensor([1.0, -1.0]), spec)
     torch.testing.assert_close(loss, torch.tensor([-1.4, 0.9]))
 
 
 def test_dual_clip_bounds_only_negative_advantages() -> None:
-    spec = LossSpec(clip_ratio_c=3.0)
+    spec = defaults.loss(clip_ratio_c=3.0)
     loss, clipped = clipped_surrogate(torch.tensor([10.0, 10.0]), torch.tensor([-2.0, 2.0]), spec)
     torch.testing.assert_close(loss, torch.tensor([6.0, -2.4]))
     assert clipped.tolist() == [True, True]
@@ -77,7 +78,7 @@ def test_kl_term_changes_loss_and_gradient() -> None:
     grads = []
     for coefficient in (0.0, 0.1):
         logp = torch.tensor([-1.0, -2.0], requires_grad=True)
-        spec = LossSpec(kl_coef=coefficient)
+        spec = defaults.loss(kl_coef=coefficient)
         loss_of(logp, logp.detach(), torch.tensor([1.0, -1.0]), spec, ref_T=torch.tensor([-1.5, -1.0])).backward()
         grads.append(logp.grad)
     assert not torch.equal(grads[0], grads[1])
@@ -86,7 +87,7 @@ def test_kl_term_changes_loss_and_gradient() -> None:
 def test_entropy_bonus_lowers_the_loss() -> None:
     logp, entropy = torch.tensor([-1.0, -2.0]), torch.tensor([0.5, 1.5])
     plain = loss_of(logp, logp, torch.zeros(2), NO_DUAL)
-    spec = LossSpec(clip_ratio_c=None, entropy_coeff=0.1)
+    spec = defaults.loss(clip_ratio_c=None, entropy_coeff=0.1)
     assert (plain - loss_of(logp, logp, torch.zeros(2), spec, entropy_T=entropy)).item() == pytest.approx(0.1)
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from rlctl.engine.optimizer import MasterOptimizer
-from rlctl.types import JobSpec
+from tests import defaults
 
-JOB = JobSpec(model="", weight_decay=0.0, betas=(0.9, 0.95), grad_clip=1.0)
+JOB = defaults.job(model="", weight_decay=0.0, betas=(0.9, 0.95), grad_clip=1.0)
 
 
 def module_of(*values: float) -> nn.Module:
@@ -57,7 +57,7 @@ def test_a_gradient_that_is_not_finite_is_not_stepped_and_is_forgotten() -> None
 
 def test_the_gradient_is_clipped_by_its_norm() -> None:
     module = module_of(0.0, 0.0)
-    sgd_like = MasterOptimizer(module, dtype=torch.float32, job=JobSpec(model="", grad_clip=0.5))
+    sgd_like = MasterOptimizer(module, dtype=torch.float32, job=defaults.job(model="", grad_clip=0.5))
     push(module, 30.0)
     assert sgd_like.step(0.0).grad_norm == pytest.approx(30 * 2**0.5)
     moment = sgd_like.adamw.state[sgd_like.masters[0]]["exp_avg"]

@@ -9,6 +9,7 @@ from rlctl.engine import sampler
 from rlctl.engine.model import Policy, wrap
 from rlctl.engine.sampler import draw
 from rlctl.types import Completion, Prompt, Sampling
+from tests import defaults
 from tests.tiny import build, tiny_config
 
 
@@ -24,7 +25,7 @@ def prompts(*seeds_: int) -> list[Prompt]:
 def generate(
     policy: Policy, *seeds_: int, n: int = 4, ends: tuple[int, ...] = (256,), kv: float = 1e9, **options: float
 ) -> list[list[Completion]]:
-    sampling = Sampling(**{"max_new_tokens": 20, **options})  # type: ignore[arg-type]
+    sampling = defaults.sampling(**{"max_new_tokens": 20, **options})  # type: ignore[arg-type]
     return sampler.generate(policy, prompts(*seeds_), n=n, sampling=sampling, end_token_ids=ends, kv_cache_bytes=kv)[0]
 
 
@@ -37,7 +38,7 @@ def test_draws_follow_the_distribution() -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 700) * 2
     uniform = np.random.default_rng(0).random(20_000)
-    tokens, logprobs = draw(logits.expand(20_000, -1), uniform, Sampling(temperature=0.8))
+    tokens, logprobs = draw(logits.expand(20_000, -1), uniform, defaults.sampling(temperature=0.8))
     expected = (logits / 0.8).softmax(-1)[0]
     share = torch.bincount(tokens, minlength=700) / 20_000
     assert (share - expected).abs().max() < 0.018
@@ -47,14 +48,14 @@ def test_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("vocab", [3, 255, 256, 257, 1000])
 def test_a_draw_inverts_the_cumulative_sum_at_both_ends(vocab: int) -> None:
     logits = torch.zeros(3, vocab)
-    tokens, _ = draw(logits, np.array([0.0, 1 - 2**-53, 1.5 / vocab]), Sampling())
+    tokens, _ = draw(logits, np.array([0.0, 1 - 2**-53, 1.5 / vocab]), defaults.sampling())
     assert tokens.tolist() == [0, vocab - 1, 1]
 
 
 def test_a_word_of_probability_zero_is_never_drawn() -> None:
     logits = torch.full((1000, 600), float("-inf"))
     logits[:, 100] = 0.0
-    tokens, logprobs = draw(logits, np.linspace(0, 1 - 1e-16, 1000), Sampling())
+    tokens, logprobs = draw(logits, np.linspace(0, 1 - 1e-16, 1000), defaults.sampling())
     assert set(tokens.tolist()) == {100}
     assert logprobs.abs().max() == 0
 
@@ -62,12 +63,12 @@ def test_a_word_of_probability_zero_is_never_drawn() -> None:
 @pytest.mark.parametrize(
     ("sampling", "allowed"),
     [
-        (Sampling(top_k=2), {0, 1}),
-        (Sampling(top_p=0.6), {0, 1}),
-        (Sampling(top_p=0.5), {0}),
-        (Sampling(min_p=0.5), {0, 1}),
-        (Sampling(min_p=0.5, top_k=1), {0}),
-        (Sampling(), {0, 1, 2, 3}),
+        (defaults.sampling(top_k=2), {0, 1}),
+        (defaults.sampling(top_p=0.6), {0, 1}),
+        (defaults.sampling(top_p=0.5), {0}),
+        (defaults.sampling(min_p=0.5), {0, 1}),
+        (defaults.sampling(min_p=0.5, top_k=1), {0}),
+        (defaults.sampling(), {0, 1, 2, 3}),
     ],
 )
 def test_filters_keep_the_likeliest(sampling: Sampling, allowed: set[int]) -> None:
