@@ -240,6 +240,12 @@ def test_presets_lists_and_shows() -> None:
     assert rlctl("presets", "show", "smoke").stdout == (ROOT / "presets/smoke.toml").read_text()
 
 
+def test_rewards_are_listed_and_described() -> None:
+    assert "gsm8k: " in rlctl("rewards").stdout
+    assert "1  gold '7'" in rlctl("rewards", "describe", "gsm8k").stdout
+    refused(rlctl("rewards", "describe", "gms8k"), 2, "Did you mean gsm8k?")
+
+
 def test_the_first_line_says_which_variant_and_why() -> None:
     result = rlctl("train", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stderr

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlctl.rewards.examples import GSM8K as GSM8K_EXAMPLES
 from rlctl.rewards.math import find_answer, gold_number, grade_gsm8k
 from rlctl.rewards.numbers import parse_number, read_last
 
@@ -350,3 +351,10 @@ def _seconds(work: Callable[[], object]) -> float:
         return time.perf_counter() - start
 
     return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("example", GSM8K_EXAMPLES, ids=lambda example: example.rule)
+def test_the_rules_that_are_printed_are_those_that_grade(example):
+    # Field fault 064.
+    grade = grade_gsm8k(example.completion, example.gold, allow_last_number=example.allow_last_number)
+    assert grade.score == example.score

@@ -1,0 +1,37 @@
+"""rlctl rewards: which rewards are built in, and by which rules they grade."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="List the built-in rewards, or describe one.", rich_markup_mode=None, invoke_without_command=True
+)
+
+
+@app.callback()
+def rewards(context: typer.Context) -> None:
+    """List the built-in rewards, or describe one."""
+    if context.invoked_subcommand is None:
+        from rlctl.rewards.base import BUILT_IN
+
+        for name in sorted(BUILT_IN):
+            typer.echo(f"{name}: `rlctl rewards describe {name}` prints its rules")
+        typer.echo("package.module:function: your own, called with (problem, completion)")
+
+
+@app.command()
+def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
+    """Grade telling examples and print the rule that each shows."""
+    from rlctl.errors import ConfigError
+    from rlctl.presets import did_you_mean
+    from rlctl.rewards.examples import BY_NAME
+    from rlctl.rewards.math import grade_gsm8k
+
+    if name not in BY_NAME:
+        raise ConfigError(f"no built-in reward is called {name!r}.{did_you_mean(name, BY_NAME)}")
+    for example in BY_NAME[name]:
+        grade = grade_gsm8k(example.completion, example.gold, allow_last_number=example.allow_last_number)
+        typer.echo(f"{grade.score:.0f}  gold {example.gold!r:16} {example.completion!r:28} {example.rule}")
