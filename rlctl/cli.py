@@ -5,9 +5,13 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -21,6 +25,9 @@ from rlctl.commands.rewards import app as rewards_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
 from rlctl.errors import RlctlError
+
+SPIN_COUNT = "1000"
+"""Rounds an OpenMP thread spins before it sleeps; the default of 300,000 is a millisecond."""
 
 app = typer.Typer(
     name="rlctl",
@@ -57,23 +64,38 @@ def _rlctl(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code: errors of ours are told in two lines, never with a traceback."""
+    _prepare_process()
     _exit(_run(arguments))
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _prepare_process() -> None:
+    # A closed pipe ends a command as it ends any other program; `train` and `smoke` choose to go on.
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  # open for the life of the process
     # Progress bars of the libraries beneath would tear the live table and fill a log; tqdm reads this when imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
+    # Threads that wait for one another should sleep soon: where another process has a core, spinning for it costs
+    # ten times what waking up does. Read by OpenMP when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=arguments, prog_name="rlctl")
     except RlctlError as error:
         _complain(error)
         return error.exit_code
-    except BrokenPipeError:
-        return 141  # as a shell reports a process that SIGPIPE ended
     except KeyboardInterrupt:
         return 130
     except SystemExit as error:
         return _code(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        return _output_failed(error)
     return 0
 
 
@@ -90,14 +112,20 @@ def _complain(error: RlctlError) -> None:
         sys.stderr.write(f"hint: {error.hint}\n")
 
 
+def _output_failed(error: OSError) -> int:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+    return 1
+
+
 def _exit(code: int) -> NoReturn:
-    """Exit, without the interpreter's complaint about a pipe whose reader has gone."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
-        code = code or 141
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Exit, without the interpreter's complaint about an output that cannot be flushed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            code = code or _output_failed(error)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 

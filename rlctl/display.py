@@ -5,9 +5,11 @@ Steps and the result go to stdout; notes go to stderr. Numbers have units; perce
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlctl.loop import Outcome, Reporter
@@ -29,9 +31,16 @@ LOSS_NOTE = (
 
 
 def say(text: str) -> None:
-    """A line of the result, on stdout, at once: a pipe that is watched should not wait for a full buffer."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """A line of the result, on stdout, at once: a pipe that is watched should not wait for a full buffer.
+
+    When nobody reads any more, a run goes on without: its files have everything.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        tell("note: nobody reads this output any more; the run goes on")
 
 
 def tell(text: str) -> None:
@@ -92,6 +101,9 @@ class NotesReporter:
     def note(self, text: str) -> None:
         tell(text)
 
+    def abort(self) -> None:
+        """Nothing was drawn that would stay."""
+
 
 class PlainReporter:
     """One line a step."""
@@ -119,6 +131,9 @@ class PlainReporter:
 
     def note(self, text: str) -> None:
         tell(text)
+
+    def abort(self) -> None:
+        """Nothing was drawn that would stay."""
 
 
 class LiveReporter(PlainReporter):
@@ -159,6 +174,9 @@ class LiveReporter(PlainReporter):
 
     def note(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
+
+    def abort(self) -> None:
+        self.console.show_cursor(True)
 
 
 def steps_table(rows: Sequence[Metrics] | deque[Metrics], *, width: int, total: int) -> Table:
@@ -240,9 +258,11 @@ def core_scores(metrics: Metrics) -> dict[str, float]:
     }
 
 
-def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: int) -> list[str]:
+def summary_lines(outcome: Outcome, prepared: Prepared) -> list[str]:
     """What became of the run: scores before and after, and where the model is."""
     lines = []
+    temperature = prepared.settings.eval.temperature
+    apart = "not trained on" if not prepared.num_shared_questions else "partly trained on"
     if len(outcome.evaluations) > 1:
         (_, first), (last_step, last) = outcome.evaluations[0], outcome.evaluations[-1]
         for key, after in core_scores(last).items():
@@ -250,7 +270,7 @@ def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: in
             if before is not None:
                 lines.append(
                     f"{key}: {before:.3f} before, {after:.3f} after {last_step} steps ({after - before:+.3f}; "
-                    f"{num_eval_problems} problems not trained on, temperature {temperature:g})"
+                    f"{len(prepared.eval_problems)} problems {apart}, temperature {temperature:g})"
                 )
     scores = [m["score/mean"] for m in outcome.metrics if m["score/mean"] is not None]
     if len(scores) > 1:
@@ -258,9 +278,19 @@ def summary_lines(outcome: Outcome, *, temperature: float, num_eval_problems: in
         before, after = scores[0], sum(scores[-window:]) / window
         over = f"mean of the last {window} steps" if window > 1 else "last step"
         lines.append(f"score/mean while training: {before:.3f} at step 1, {after:.3f} {over} ({after - before:+.3f})")
+    taken, skipped = (sum(m[f"actor/{kind}"] for m in outcome.metrics) for kind in ("updates", "skipped_updates"))
+    if skipped:
+        lines.append(f"{skipped} of {taken + skipped} updates were skipped: their gradient was not finite")
+    if outcome.metrics and not taken:
+        lines.append("no update was taken, so the model is the one that was loaded: no group had different rewards")
     if outcome.checkpoint is not None:
-        lines.append(f"model: {outcome.checkpoint}")
+        lines.append(f"model: {shown_path(outcome.checkpoint)}")
     return lines
+
+
+def shown_path(path: Path) -> str:
+    """The path as a person would type it from here."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def reporter(*, live: bool) -> Reporter:

@@ -28,8 +28,8 @@ from rlctl.seeds import prompt_seed
 from rlctl.settings import Settings
 from rlctl.types import BackendInfo, Problem, Prompt, StepReport
 
-EVAL_BATCH = 256
-"""Problems sent to the sampler at once in an evaluation."""
+EVAL_BATCH = 64
+"""Problems sent to the sampler at once in an evaluation; between two batches a signal is heard."""
 
 
 class Reporter(Protocol):
@@ -39,6 +39,8 @@ class Reporter(Protocol):
     def step(self, metrics: Metrics) -> None: ...
     def evaluation(self, step: int, metrics: Metrics) -> None: ...
     def note(self, text: str) -> None: ...
+    def abort(self) -> None:
+        """Leave the terminal as it was: the process is about to end."""
 
 
 @dataclass
@@ -106,9 +108,10 @@ def _interruptible(reporter: Reporter) -> Iterator[_Stop]:
 
     def on(number: int) -> None:
         if stop.signal is not None:
+            reporter.abort()
             os._exit(128 + number)
         stop.signal = number
-        reporter.note(f"{signal.Signals(number).name}: finishing this step and saving; once more ends at once")
+        reporter.note(f"{signal.Signals(number).name}: finishing what is running and saving; once more ends at once")
 
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
@@ -147,10 +150,12 @@ class _Run:
         self.task = self.settings.reward.functions[0]
         self.evaluates = evaluates and bool(len(prepared.eval_problems))
         self.skipped_in_a_row = 0
+        self.save_seconds = 0.0
+        """Of the checkpoint written just before the current step."""
 
     async def steps(self) -> None:
         total = self.prepared.geometry.steps
-        if self.evaluates and self.stop.signal is None:
+        if self.evaluates:
             self._write(0, await self._evaluation(0))
         done = 0
         for step in range(1, total + 1):
@@ -183,31 +188,33 @@ class _Run:
         )
         seconds = time.perf_counter() - start
         metrics = report.step_metrics(done, self.outcome.info, task=self.task, epoch=epoch, seconds=seconds)
+        metrics["timing_s/save_checkpoint"] = self.save_seconds
         if self.keep_reports:
             self.outcome.reports.append(done)
         self.outcome.metrics.append(metrics)
         self.reporter.step(metrics)
         self._tell_of_failures(done)
-        self._count_skipped(done)
-        if step % trainer.save_freq == 0 and step != total:
-            saving = time.perf_counter()
-            await self._save(step)
-            metrics["timing_s/save_checkpoint"] = time.perf_counter() - saving
-        if self.evaluates and self.stop.signal is None and (step % trainer.eval_freq == 0 or step == total):
+        if self.evaluates and (step % trainer.eval_freq == 0 or step == total):
             metrics |= await self._evaluation(step)
+        # Written before anything that may fail or be killed: this is the step that will be asked about.
         self._write(step, metrics)
         if self.files:
             self.files.write_samples(step, _spread(done, self.settings.run.samples_per_step))
+        self._count_skipped(done)
+        if step % trainer.save_freq == 0 and step != total:
+            await self._save(step)
 
     async def _score(self, items: Any) -> list[Scored]:
         return await score(self.prepared.rewards, items)
 
     async def _evaluation(self, step: int) -> Metrics:
-        """Sample and score the evaluation problems; the same random numbers every time."""
+        """Sample and score the evaluation problems, with the same random numbers every time; {} when interrupted."""
         start = time.perf_counter()
         problems, settings = self.prepared.eval_problems, self.settings
         groups = []
         for first in range(0, len(problems), EVAL_BATCH):
+            if self.stop.signal is not None:
+                return {}
             batch: list[Problem] = [problems[i] for i in range(first, min(first + EVAL_BATCH, len(problems)))]
             prompts = [
                 Prompt(self.prepared.tokenizer.encode(p), prompt_seed(settings.seed, "evaluation", p.id)) for p in batch
@@ -243,8 +250,10 @@ class _Run:
                 )
 
     async def _save(self, step: int) -> None:
+        self.save_seconds = 0.0
         if not self.files:
             return
+        start = time.perf_counter()
         try:
             self.outcome.checkpoint = await checkpoint.save(
                 self.backend, self.prepared.tokenizer, folder=self.files.checkpoints, step=step
@@ -252,6 +261,7 @@ class _Run:
         except CheckpointError:
             self.reporter.note(f"the run stops at step {step}, since it can no longer be saved")
             raise
+        self.save_seconds = time.perf_counter() - start
 
     def _write(self, step: int, metrics: Metrics) -> None:
         if self.files:

@@ -57,6 +57,8 @@ class Prepared:
     rewards: RewardSet
     problems: Sequence[Problem]
     eval_problems: Sequence[Problem]
+    num_shared_questions: int
+    """Evaluation problems whose question is trained on too."""
     geometry: Geometry
     notes: Sequence[str]
 
@@ -86,8 +88,13 @@ def prepare(settings: Settings) -> Prepared:
         )
     _must_fit_context(settings, tokenizers.model_json(model, "config.json"))
     problems, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    shared = _num_shared_questions(problems, eval_problems)
+    if shared:
+        notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
-    return Prepared(settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, geometry, notes)
+    return Prepared(
+        settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, shared, geometry, notes
+    )
 
 
 def _problems(
@@ -105,11 +112,15 @@ def _problems(
         )
     if not len(evaluation):
         notes.append("no problems to evaluate on: the training file is too small to hold any out; set data.eval_path")
-    if settings.data.eval_path:
-        both = {p.question for p in train} & {p.question for p in evaluation}
-        if both:
-            notes.append(f"{len(both)} evaluation questions are also trained on; their scores show memory, not skill")
     return train, evaluation, notes
+
+
+def _num_shared_questions(train: Sequence[Problem], evaluation: Sequence[Problem]) -> int:
+    """Evaluation problems whose question is trained on too; a generator keeps its splits apart by itself."""
+    if isinstance(train, data.LazyProblems):
+        return 0
+    trained_on = {problem.question for problem in train}
+    return sum(problem.question in trained_on for problem in evaluation)
 
 
 def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,12 @@ def strict(record: Mapping[str, Any]) -> dict[str, Any]:
     bad = sorted(key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
     clean = {key: None if key in bad else value for key, value in record.items()}
     return {**clean, "not_finite": bad} if bad else clean
+
+
+def run_folder(parent: str, name: str | None, *, preset: str | None) -> Path:
+    """Where a run of that name goes, as an absolute path; without a name, a folder that no other run has."""
+    folder = Path(os.path.expanduser(parent)).absolute()  # noqa: PTH111  # an unknown ~user stays as it is
+    return folder / name if name else free_folder(folder, new_name(preset))
 
 
 def new_name(preset: str | None) -> str:

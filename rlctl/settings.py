@@ -7,14 +7,14 @@ Settings is `config.py`. Settings are frozen, and unknown keys are refused every
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+import re
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -23,6 +23,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.types import JobSpec, KlEstimator, LossAggMode, LossSpec, Sampling
+
+Count = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class Block(BaseModel):
@@ -78,11 +80,11 @@ class DataSettings(Block):
     """Column that holds the gold answer."""
     id_key: str | None = None
     """Column that names each problem; null numbers them by their line."""
-    eval_size: PositiveInt = 256
+    eval_size: Count = 256
     """Problems in one evaluation, at most; held out of `path` when there is no `eval_path`."""
-    num_generated: PositiveInt = 100_000
+    num_generated: Count = 100_000
     """Size of a generated training set, in problems."""
-    max_prompt_length: PositiveInt = 1024
+    max_prompt_length: Count = 1024
     """Longest prompt in tokens, chat template included; longer ones are left out and counted."""
     prompt_format: Literal["chat", "text"] = "chat"
     """`chat` renders the model's chat template; `text` sends the question as plain text."""
@@ -101,9 +103,9 @@ class DataSettings(Block):
 
 
 class RolloutSettings(Block):
-    n: int = Field(8, ge=2)
+    n: int = Field(8, ge=2, lt=2**16)
     """Group size: completions sampled for each prompt. One has no siblings to be compared with, so 2 is the least."""
-    temperature: PositiveFloat = 1.0
+    temperature: float = Field(1.0, ge=0.01, le=100)
     """Sampling temperature; log-probs in training are taken at it too."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; below 1 it biases the importance ratio and needs `allow_biased_sampling`."""
@@ -111,7 +113,7 @@ class RolloutSettings(Block):
     """Sample among the k likeliest tokens; -1 is off. Needs `allow_biased_sampling`."""
     min_p: float = Field(0.0, ge=0, lt=1)
     """Leave out tokens less likely than this share of the likeliest. Needs `allow_biased_sampling`."""
-    max_response_length: PositiveInt = 1024
+    max_response_length: Count = 1024
     """Longest completion in tokens; a longer one is cut and counted as truncated."""
     allow_biased_sampling: bool = False
     """Accept top_p, top_k or min_p in training, though the ratio then compares two different policies."""
@@ -128,7 +130,8 @@ class RolloutSettings(Block):
         filtered = self.top_p < 1 or self.top_k != -1 or self.min_p > 0
         if filtered and not self.allow_biased_sampling:
             raise ValueError(
-                "top_p, top_k and min_p bias the importance ratio in training; leave them at 1.0, -1 and 0.0, "
+                "rollout.top_p, rollout.top_k and rollout.min_p bias the importance ratio in training; leave them at "
+                "1.0, -1 and 0.0, "
                 "or set rollout.allow_biased_sampling = true"
             )
         return self
@@ -154,9 +157,12 @@ class RewardSettings(Block):
     @model_validator(mode="after")
     def one_weight_a_function(self) -> RewardSettings:
         if self.weights is not None and len(self.weights) != len(self.functions):
-            raise ValueError(f"{len(self.weights)} weights for {len(self.functions)} functions; give one for each")
+            raise ValueError(
+                f"reward.weights has {len(self.weights)} values for the {len(self.functions)} of reward.functions; "
+                "give one for each"
+            )
         if len(set(self.functions)) != len(self.functions):
-            raise ValueError("a function is named twice; give it once with the sum of the weights")
+            raise ValueError("reward.functions names one twice; give it once with the sum of the weights")
         return self
 
 
@@ -182,17 +188,17 @@ class AlgorithmSettings(Block):
 
 
 class TrainerSettings(Block):
-    train_batch_size: PositiveInt = 32
+    train_batch_size: Count = 32
     """Prompts a step; each is sampled rollout.n times."""
-    mini_batch_size: PositiveInt | None = None
+    mini_batch_size: Count | None = None
     """Prompts an optimizer update; null is train_batch_size, which it must divide."""
-    ppo_epochs: PositiveInt = 1
+    ppo_epochs: Count = 1
     """Passes over a step's samples."""
-    steps: PositiveInt | None = None
+    steps: Count | None = None
     """Steps of the run; null follows from `epochs`."""
-    epochs: PositiveInt = 1
+    epochs: Count = 1
     """Passes over the data, when `steps` is null; otherwise ignored."""
-    max_tokens_per_device: PositiveInt = 16384
+    max_tokens_per_device: Count = 16384
     """Token budget of one micro-batch, after each prompt is counted once. Changes memory and speed, not the result."""
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
@@ -208,11 +214,11 @@ class TrainerSettings(Block):
     """Largest norm of the gradient; a larger one is scaled down."""
     old_log_probs: Literal["auto", "always"] = "auto"
     """When the trainer scores the samples before the first update: `auto` only if there are several updates a step."""
-    max_skipped_updates: PositiveInt = 3
+    max_skipped_updates: Count = 3
     """Updates in a row that may be skipped for a gradient that is not finite; then the run stops."""
-    save_freq: PositiveInt = 50
+    save_freq: Count = 50
     """Steps between checkpoints; one more is written at the end."""
-    eval_freq: PositiveInt = 10
+    eval_freq: Count = 10
     """Steps between evaluations; one more is made before the first step and after the last."""
 
     @field_validator("betas")
@@ -241,19 +247,33 @@ class TrainerSettings(Block):
 
 
 class EvalSettings(Block):
-    temperature: float = Field(0.0, ge=0)
-    """Sampling temperature of evaluations; 0 takes the likeliest token."""
-    n: PositiveInt = 1
+    temperature: float = Field(0.0, ge=0, le=100)
+    """Sampling temperature of evaluations, 0.01 or more; 0 takes the likeliest token."""
+    n: Count = 1
     """Completions for each evaluation problem."""
+
+    @field_validator("temperature")
+    @classmethod
+    def temperature_is_zero_or_not_too_small(cls, value: float) -> float:
+        if 0 < value < 0.01:
+            raise ValueError("must be 0 (the likeliest token) or at least 0.01")
+        return value
 
 
 class RunSettings(Block):
     dir: str = "runs"
     """Folder that holds one folder a run."""
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run and its folder; null makes one from the preset and the time."""
+    name: str | None = None
+    """Name of the run and its folder, letters, digits and `._-`; null makes one from the preset and the time."""
     samples_per_step: int = Field(4, ge=0)
     """Rollouts written to samples.jsonl each step."""
+
+    @field_validator("name")
+    @classmethod
+    def name_is_a_plain_file_name(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+            raise ValueError("must be at most 100 letters, digits and . _ - and begin with a letter or digit")
+        return value
 
 
 class Settings(BaseSettings):

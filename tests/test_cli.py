@@ -274,7 +274,7 @@ def test_a_signal_ends_a_run_with_its_code_and_a_checkpoint(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert "finishing this step" in err
+    assert "finishing what is running" in err
     assert "model: " in out
     assert list((tmp_path / "runs/x/checkpoints").glob("step_*"))
 

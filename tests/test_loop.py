@@ -46,6 +46,8 @@ class Recorder:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def abort(self) -> None: ...
+
 
 def digit_reward(problem: Any, completion: str) -> float:
     """1 for each completion that begins with a digit above 4."""

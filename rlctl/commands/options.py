@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,12 @@ Set = Annotated[
 BackendName = Annotated[
     str | None, typer.Option("--backend", "-b", help="Backend to run on; `rlctl plugins` lists them.")
 ]
+
+
+def outlive_closed_pipes() -> None:
+    """For a command that works on when nobody reads its output any more; the others end, as a shell expects."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 def load_settings(

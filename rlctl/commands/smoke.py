@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
+    from rlctl.config import Loaded
     from rlctl.loop import Outcome
     from rlctl.verdict import Check
 
 
+SMOKE_STEPS = 6
+
+
 def smoke(
-    steps: Annotated[int, typer.Option(min=1, help="Steps to run.")] = 6,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to run; 6, unless you set trainer.steps.")] = None,
     preset: options.Preset = "smoke",
     variant: options.Variant = None,
     config: options.Config = None,
@@ -28,19 +32,10 @@ def smoke(
 
     Exit code 0 only when every check of the verdict holds, 4 when one does not.
     """
-    loaded = options.load_settings(
-        preset=preset,
-        variant=variant,
-        config=config,
-        assignments=assignments,
-        options={
-            "backend": ("--backend", backend),
-            "trainer.steps": ("--steps", steps),
-            # The trainer scores the samples on its own before the first update, so that the ratio is a measurement.
-            "trainer.old_log_probs": ("rlctl smoke", "always"),
-        },
-    )
+    loaded = _load(steps, preset=preset, variant=variant, config=config, backend=backend, assignments=assignments)
     import asyncio
+    import contextlib
+    import sys
 
     from rlctl import display, smoke_table, verdict
     from rlctl.loop import backend_for, run
@@ -48,13 +43,36 @@ def smoke(
 
     display.tell(loaded.variant_line())
     prepared = prepare(loaded.settings)
-    quiet = display.NotesReporter()
-    outcome = asyncio.run(
-        run(prepared, backend=backend_for(prepared), reporter=quiet, files=None, keep_reports=True, evaluate=False)
-    )
-    checks = verdict.judge(outcome.reports, outcome.info, wanted_steps=steps)
+    options.outlive_closed_pipes()
+    # A reward that prints must not get into the result.
+    with contextlib.redirect_stdout(sys.stderr):
+        outcome = asyncio.run(
+            run(
+                prepared,
+                backend=backend_for(prepared),
+                reporter=display.NotesReporter(),
+                files=None,
+                keep_reports=True,
+                evaluate=False,
+            )
+        )
+    checks = verdict.judge(outcome.reports, outcome.info, wanted_steps=prepared.geometry.steps)
     display.say(smoke_table.render(outcome.metrics, checks, outcome.info, style=format))
     raise typer.Exit(_exit_code(outcome, checks))
+
+
+def _load(steps: int | None, **sources: Any) -> Loaded:
+    """The settings, with SMOKE_STEPS unless the user named a number of steps anywhere."""
+    backend = sources.pop("backend")
+    always = {
+        "backend": ("--backend", backend),
+        # The trainer scores the samples on its own before the first update, so that the ratio is a measurement.
+        "trainer.old_log_probs": ("rlctl smoke", "always"),
+    }
+    loaded = options.load_settings(**sources, options={**always, "trainer.steps": ("--steps", steps)})
+    if loaded.origins["trainer.steps"].startswith(("preset ", "default")):
+        return options.load_settings(**sources, options={**always, "trainer.steps": ("rlctl smoke", SMOKE_STEPS)})
+    return loaded
 
 
 def _exit_code(outcome: Outcome, checks: list[Check]) -> int:

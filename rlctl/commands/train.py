@@ -9,6 +9,8 @@ import typer
 from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
+    from pathlib import Path
+
     from rlctl.config import Loaded
     from rlctl.prepare import Prepared
 
@@ -41,16 +43,18 @@ def train(
     )
     from rlctl.display import say, tell
     from rlctl.prepare import prepare
+    from rlctl.runfiles import run_folder
 
+    # Before any reward of the user's is imported: it could change the working folder.
+    folder = run_folder(loaded.settings.run.dir, loaded.settings.run.name, preset=_preset_name(loaded))
     (say if dry_run else tell)(loaded.variant_line())
     prepared = prepare(loaded.settings)
-    notes = [*loaded.notes(), *prepared.notes]
     if dry_run:
-        _print_plan(prepared, notes)
+        _print_plan(prepared, [*loaded.notes(), *prepared.notes])
         return
     for note in loaded.notes():
         tell(f"note: {note}")
-    raise typer.Exit(_train(loaded, prepared))
+    raise typer.Exit(_train(loaded, prepared, folder))
 
 
 def _print_plan(prepared: Prepared, notes: list[str]) -> None:
@@ -65,38 +69,33 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     say("dry run: everything checked, nothing trained")
 
 
-def _train(loaded: Loaded, prepared: Prepared) -> int:
+def _train(loaded: Loaded, prepared: Prepared, folder: Path) -> int:
     """Run, and return the exit code."""
     import asyncio
     import contextlib
     import sys
-    from pathlib import Path
 
     from rlctl import display
     from rlctl.config import dump
     from rlctl.loop import backend_for, run
-    from rlctl.runfiles import RunFiles, free_folder, new_name
+    from rlctl.runfiles import RunFiles
 
-    settings = loaded.settings
+    options.outlive_closed_pipes()
     backend = backend_for(prepared)
-    parent = Path(settings.run.dir)
-    folder = parent / settings.run.name if settings.run.name else free_folder(parent, new_name(_preset_name(loaded)))
     files = RunFiles(
         folder,
         config={
             "preset": _preset_name(loaded),
             "variant": loaded.choice.variant.name if loaded.choice.variant else None,
-            "settings": dump(settings),
+            "settings": dump(loaded.settings),
             "origins": dict(loaded.origins),
         },
     )
-    display.tell(f"run: {folder}")
+    display.tell(f"run: {display.shown_path(folder)}")
     reporter = display.reporter(live=sys.stdout.isatty())
     with reporter if isinstance(reporter, display.LiveReporter) else contextlib.nullcontext():
         outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files))
-    for line in display.summary_lines(
-        outcome, temperature=settings.eval.temperature, num_eval_problems=len(prepared.eval_problems)
-    ):
+    for line in display.summary_lines(outcome, prepared):
         display.say(line)
     return outcome.exit_code
 

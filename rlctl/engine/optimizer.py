@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlctl.errors import BackendError
 from rlctl.types import JobSpec, OptimStats
 
 
@@ -53,10 +54,20 @@ class MasterOptimizer:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
+            self._must_be_finite(lr)
             changed = self._publish()
             self.version += 1
         self.adamw.zero_grad(set_to_none=True)
         return OptimStats(grad_norm=norm, lr=lr, stepped=stepped, changed_fraction=changed)
+
+    def _must_be_finite(self, lr: float) -> None:
+        """Raises BackendError before a weight that is not a number reaches sampler or checkpoint."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            if not bool(torch.isfinite(master).all()):
+                raise BackendError(
+                    f"the update at learning rate {lr:g} made the weight {name} infinite or not a number.",
+                    hint="lower trainer.lr; checkpoints of earlier steps are untouched.",
+                )
 
     def _publish(self) -> float:
         """Round the masters into the compute weights; the share of values that changed."""

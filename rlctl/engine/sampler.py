@@ -22,6 +22,7 @@ from rlctl import seeds
 from rlctl.engine.attention import DecodeCache, PackedLayout
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import pack_prompts
+from rlctl.errors import BackendError
 from rlctl.types import Completion, GenerateStats, Prompt, Sampling
 
 BLOCK = 256
@@ -136,6 +137,8 @@ class _GroupRun:
         """Next token of every row; written down for the rows that are not done, which may be done now."""
         logits = torch.nn.functional.linear(hidden_BD, self.policy.head_weight, self.policy.head_bias).float()
         tokens, logprobs = draw(logits, seeds.uniforms(rows.seeds, step), self.sampling)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise BackendError("the model's logits are infinite or not a number.", hint="lower trainer.lr.")
         live = ~rows.done
         number = rows.number[live.cpu().numpy()]
         self.tokens[number, step] = tokens[live].cpu().numpy()
@@ -200,7 +203,8 @@ def _inverse_cdf(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     within = torch.searchsorted(inside.cumsum(-1), target - before, right=True)
     # Rounding may carry the target past the block's last weight: take its last token that has one.
     last = BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1, keepdim=True)
-    return (block * BLOCK + torch.minimum(within, last))[:, 0]
+    # Only weights that are not numbers lead past the vocabulary; their log-prob then tells.
+    return (block * BLOCK + torch.minimum(within, last))[:, 0].clamp_(max=vocab - 1)
 
 
 def _filtered(weights_BV: Tensor, sampling: Sampling) -> Tensor:

@@ -125,8 +125,8 @@ def _import(name: str, module_name: str) -> object:
             message = f"reward {name!r}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}."
             raise ConfigError(message) from error
         raise ConfigError(f"reward {name!r}: {module_name} needs {error.name!r}, which is not installed.") from error
-    # Code of the user's runs here, and may raise anything.
-    except Exception as error:
+    # Code of the user's runs here, and may raise anything; a script without a main guard may call sys.exit.
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"reward {name!r}: importing {module_name} raised {type(error).__name__}: {error}."
         ) from error

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import math
 import numbers
 import threading
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,10 @@ MAX_RUNNING_CALLS = 64
 
 MAX_STUCK_THREADS = 64
 """Threads that outlived their time-out. Each holds memory, and perhaps a core, until the process ends."""
+
+
+LARGEST_REWARD = 1e12
+"""Weighted rewards of that size drown every other, and their squares leave floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +126,59 @@ async def _call(
 async def _guarded(reward: NamedReward, problem: Problem, completion: str) -> _Outcome:
     """The function's result, awaited where it is awaitable; a failure when it raised or gave NaN or infinity."""
     try:
-        if reward.inline or _is_async(reward.function):
+        if reward.inline:
             value: object = reward.function(problem, completion)
+        elif _is_async(reward.function):
+            value = await _on_reward_loop(lambda: reward.function(problem, completion))
         else:
             value = await _in_thread(reward, problem, completion)
         if inspect.isawaitable(value):
-            value = await value
+            awaitable = value
+            value = await _on_reward_loop(lambda: awaitable)
     except RewardError:
         raise
+    except asyncio.CancelledError:
+        # The reward's own, unless it is this call that is being cancelled.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return _failed(reward, problem, "CancelledError")
     # Code of the user's, which may raise anything. SystemExit too: a reward that runs the model's code must not
     # let that code end the training.
     except (Exception, SystemExit) as error:
         return _failed(reward, problem, _describe(error))
     result = _as_result(reward, value)
-    return _Outcome(result) if math.isfinite(result.score) else _failed(reward, problem, f"returned {result.score}")
+    if not abs(result.score * reward.weight) < LARGEST_REWARD:
+        return _failed(reward, problem, f"returned {result.score:g}, which is no usable number")
+    return _Outcome(result)
+
+
+async def _on_reward_loop(make: Callable[[], object]) -> object:
+    """What the awaitable that `make` makes gives, awaited on a loop of the rewards' own.
+
+    All async rewards share that loop, so a client one of them keeps stays usable. It runs in a daemon thread: a
+    coroutine that blocks, or swallows its cancellation, holds up neither the run nor the process at its end.
+    """
+
+    async def awaited() -> _Answer:
+        try:
+            made = make()
+            return (await made if inspect.isawaitable(made) else made), None
+        # Carried over to `_guarded`, as in `_run`: SystemExit would end the loop of all the others.
+        except BaseException as error:
+            return None, error
+
+    value, error = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(awaited(), _reward_loop()))
+    if error is not None:
+        raise error
+    return value
+
+
+@functools.cache
+def _reward_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rlctl-rewards", daemon=True).start()
+    return loop
 
 
 def _is_async(function: Reward) -> bool:
@@ -156,12 +200,14 @@ def _describe(error: BaseException) -> str:
 def _as_result(reward: NamedReward, value: object) -> RewardResult:
     """Raises RewardError when the value is of a type the contract does not know."""
     if isinstance(value, RewardResult):
-        return replace(value, score=_number(reward, value.score))
+        return replace(value, score=_number(reward, value.score), note=str(value.note), form=str(value.form))
     return RewardResult(_number(reward, value))
 
 
 def _number(reward: NamedReward, value: object) -> float:
-    # numbers.Real: int, bool, float and numpy's scalars; no list, array, string or None.
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return float(bool(value))
+    # numbers.Real: int, bool, float and numpy's numbers; no list, array, string or None.
     if not isinstance(value, numbers.Real):
         raise RewardError(
             f"reward {reward.name} must return one number for one completion, got {_kind(value)}.",

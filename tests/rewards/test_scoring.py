@@ -268,9 +268,10 @@ def test_keyboard_interrupt_passes_through():
 
 
 def test_cancelling_ends_the_calls():
-    cancelled = []
+    started, cancelled = [], []
 
     async def waits(problem, completion):
+        started.append(completion)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -279,11 +280,18 @@ def test_cancelling_ends_the_calls():
 
     async def run():
         task = asyncio.create_task(score(rewards(waits), [(FOUR, "a"), (FOUR, "b")]))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(started) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0)
+        # On the rewards' own loop, so a moment later.
+        await until(lambda: len(cancelled) == 2)
+
+    async def until(holds):
+        for _ in range(1000):
+            if holds():
+                return
+            await asyncio.sleep(0.01)
 
     asyncio.run(run())
     assert sorted(cancelled) == ["a", "b"]
@@ -384,3 +392,41 @@ def test_scoring_imports_nothing_heavy():
     program = "import sys, rlctl.rewards; print({'torch', 'pydantic', 'datasets', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_an_async_call_that_swallows_its_cancellation_holds_up_neither_run_nor_process(tmp_path):
+    (tmp_path / "stubborn.py").write_text(
+        "import asyncio\n"
+        "async def reward(problem, completion):\n"
+        "    while True:\n"
+        "        try:\n"
+        "            await asyncio.sleep(60)\n"
+        "        except asyncio.CancelledError:\n"
+        "            pass\n"
+    )
+    code = (
+        "import asyncio\n"
+        "from rlctl.errors import RewardError\n"
+        "from rlctl.rewards import load_rewards, score\n"
+        "from rlctl.types import Problem\n"
+        "rewards = load_rewards(['stubborn:reward'], timeout_s=0.1)\n"
+        "try:\n"
+        "    asyncio.run(score(rewards, [(Problem('1', 'q', 'a'), 'x')]))\n"
+        "except RewardError as error:\n"
+        "    print(error.message)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert "no result within 0.1 s" in run.stdout
+
+
+def test_numpys_bool_is_a_number_and_a_huge_one_is_not():
+    import numpy as np
+
+    (yes,) = scored(lambda problem, completion: np.bool_(True))
+    assert yes.reward == 1.0
+    with pytest.raises(RewardError, match="no usable number"):
+        scored(lambda problem, completion: 1e308)
+
+
+def scored(function):
+    return asyncio.run(score(rewards(function), [(FOUR, "a")]))
