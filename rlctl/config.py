@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rlctl import presets, variants
 from rlctl.backends import registry
 from rlctl.errors import ConfigError
-from rlctl.layers import Layer, from_environment, from_file, from_options, merged, origin_of, shown
+from rlctl.layers import Layer, from_environment, from_file, from_options, merged, origin_of, shown, with_nulls
 from rlctl.presets import Preset, Tree
 from rlctl.settings import Settings
 from rlctl.settings_tree import Keys, field_type, is_block, is_known, is_secret, leaves, nearest, paths
@@ -66,7 +66,7 @@ def load(
     """
     environ = os.environ if environ is None else environ
     complaints: list[str] = []
-    chosen_preset = presets.find(preset) if preset else None
+    chosen_preset = presets.find(preset) if preset is not None else None
     said = [
         from_file(config),
         from_environment(environ, complaints),
@@ -75,7 +75,7 @@ def load(
     layers = [layer for layer in said if layer.values]
     choice = VariantChoice(None, "")
     if chosen_preset is not None:
-        own = Layer(f"preset {chosen_preset.name}", chosen_preset.settings, {})
+        own = Layer(f"preset {chosen_preset.name}", with_nulls(chosen_preset.settings), {})
         choice = variants.choose(chosen_preset, variant, said=merged(layers))
         layers = [own, *_variant_layer(chosen_preset, choice), *layers]
     elif variant is not None:
@@ -95,7 +95,7 @@ def _hint(complaints: Sequence[str]) -> str:
 def _variant_layer(preset: Preset, choice: VariantChoice) -> list[Layer]:
     if choice.variant is None:
         return []
-    return [Layer(f"preset {preset.name}, variant {choice.variant.name}", choice.variant.settings, {})]
+    return [Layer(f"preset {preset.name}, variant {choice.variant.name}", with_nulls(choice.variant.settings), {})]
 
 
 def _validated(values: Tree, layers: Sequence[Layer], complaints: list[str]) -> Settings | None:

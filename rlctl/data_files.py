@@ -245,11 +245,11 @@ def _parquet(path: Path) -> Iterator[Row | Fault]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.lib.ArrowException as error:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
         yield Fault(1, f"not Parquet: {str(error).splitlines()[0]}")
         return
-    for number, values in enumerate(table.to_pylist(), start=1):
+    for number, values in enumerate(rows, start=1):
         yield Row(number, values)
 
 

@@ -44,7 +44,21 @@ class Layer:
 
 
 def from_file(config: str | None) -> Layer:
-    return Layer(config, presets.read_toml(Path(config)), {}) if config else Layer("", {}, {})
+    if config is None:
+        return Layer("", {}, {})
+    return Layer(config, with_nulls(presets.read_toml(Path(config))), {})
+
+
+def with_nulls(tree: Tree, above: Keys = ()) -> Tree:
+    """The tree with None for "null" where a setting may be left out: TOML has no null, and the shell's is the word."""
+    result: Tree = {}
+    for key, value in tree.items():
+        keys = (*above, key)
+        if isinstance(value, dict):
+            result[key] = with_nulls(value, keys)
+        else:
+            result[key] = None if value == "null" and type(None) in get_args(field_type(keys)) else value
+    return result
 
 
 def from_environment(environ: Mapping[str, str], complaints: list[str]) -> Layer:
@@ -57,6 +71,10 @@ def from_environment(environ: Mapping[str, str], complaints: list[str]) -> Layer
         keys = _spelled(keys)
         if field_type(keys) is None:
             complaints.append(f"{variable} is not a setting.{_nearest_variable(variable)}")
+            continue
+        twin = names.get(".".join(keys))
+        if twin is not None:
+            complaints.append(f"{variable} and {twin} are the same setting; keep one")
             continue
         names[".".join(keys)] = variable
         _assign(values, keys, environ[variable], variable, complaints)
@@ -84,7 +102,7 @@ def from_options(assignments: Sequence[str], options: Mapping[str, tuple[str, An
         dotted, equals, text = assignment.partition("=")
         dotted = dotted.strip()
         if not equals or not dotted:
-            complaints.append(f"--set {assignment} has no `=`; write --set trainer.lr=5e-7")
+            complaints.append(f"--set {assignment} is not KEY=VALUE; write --set trainer.lr=5e-7")
             continue
         keys = tuple(dotted.split("."))
         if field_type(keys) is None:
@@ -120,7 +138,9 @@ def _read(text: str, annotation: Any) -> Any:
         except ValueError:
             if is_table(annotation):
                 raise ValueError('must be a JSON object, such as {"a": 1}') from None
-            return [part.strip() for part in text.strip("[]() ").split(",")] if text.strip() else []
+            if text.lstrip().startswith("["):
+                raise ValueError('is not a JSON list, such as ["a", "b"]') from None
+            return [part.strip() for part in text.strip("() ").split(",")] if text.strip() else []
     return text
 
 

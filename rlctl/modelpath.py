@@ -45,9 +45,7 @@ def first_available(path: str) -> str:
             complaints.append(error)
         else:
             return alternative
-    raise ModelError(
-        "\n".join(error.message for error in complaints), hint="or ".join(e.hint for e in complaints if e.hint)
-    )
+    raise ModelError("\n".join(error.message for error in complaints), hint=complaints[-1].hint)
 
 
 def locate(path: str) -> ModelFiles:
@@ -56,7 +54,15 @@ def locate(path: str) -> ModelFiles:
         return _embedded(path)
     if path.startswith("pkg:"):
         return _in_package(path)
-    local = Path(path).expanduser()
+    try:
+        return _local(Path(path).expanduser(), path)
+    except (OSError, RuntimeError, ValueError) as error:
+        # A name too long, an unknown ~user, a loop of links, a NUL in the name.
+        told = getattr(error, "strerror", None) or error
+        raise ModelError(f"model.path = {path[:200]} cannot be looked up: {told}.", hint=_what_is_accepted()) from error
+
+
+def _local(local: Path, path: str) -> ModelFiles:
     if local.suffix.lower() == ".gguf":
         return _gguf(local, path)
     if local.is_dir():
@@ -128,3 +134,32 @@ def _on_hub(path: str) -> ModelFiles:
                 hint="download it where there is a network, or give a folder; `--variant embedded` needs nothing.",
             )
     return ModelFiles(path)
+
+
+def load_errors() -> tuple[type[Exception], ...]:
+    """What transformers raises on files that are not a model's, or not whole."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    usual = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, ArithmeticError)
+    return (*usual, SafetensorError, StrictDataclassError)
+
+
+def check_weights(files: ModelFiles, path: str) -> None:
+    """Raises ModelError when a folder's weights are missing or cut off; reads only their headers."""
+    folder = Path(files.location)
+    if files.gguf_file is not None or not folder.is_dir():
+        return
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards and not any(folder.glob("*.bin")):
+        raise ModelError(
+            f"model.path = {path}: the folder has no weights (*.safetensors).", hint="is the download whole?"
+        )
+    from safetensors import SafetensorError, safe_open
+
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{shard} is damaged: {error}.", hint="is the download whole?") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
-from rlctl.errors import ConfigError, DataError
+from rlctl.errors import ConfigError, DataError, ModelError
 from rlctl.rewards import RewardSet, load_rewards
 from rlctl.settings import Settings
 from rlctl.tokenizer import ChatTokenizer
@@ -72,6 +72,7 @@ def prepare(settings: Settings) -> Prepared:
         options={"gsm8k": settings.reward.gsm8k.model_dump()},
     )
     model = modelpath.first_available(settings.model.path)
+    modelpath.check_weights(modelpath.locate(model), model)
     tokenizer = tokenizers.load(
         model,
         tokenizer=settings.model.tokenizer,
@@ -86,8 +87,10 @@ def prepare(settings: Settings) -> Prepared:
             f"{model} names no end token, so no completion could ever end.",
             hint="model.tokenizer can name a tokenizer that has one.",
         )
-    _must_fit_context(settings, tokenizers.model_json(model, "config.json"))
+    model_config = tokenizers.model_json(model, "config.json")
+    _must_fit_context(settings, model_config)
     problems, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
     shared = _num_shared_questions(problems, eval_problems)
     if shared:
         notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
@@ -131,6 +134,16 @@ def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:
             f"data.max_prompt_length = {settings.data.max_prompt_length} and rollout.max_response_length = "
             f"{settings.rollout.max_response_length} make {longest} tokens; the model's context is {context}.",
             hint="lower one of the two.",
+        )
+
+
+def _must_know_ids(tokenizer: ChatTokenizer, problem: Problem | None, model_config: dict[str, Any]) -> None:
+    vocab = model_config.get("vocab_size")
+    largest = int(tokenizer.encode(problem).max()) if problem is not None else 0
+    if isinstance(vocab, int) and largest >= vocab:
+        raise ModelError(
+            f"the first prompt holds token {largest}, the model knows {vocab} tokens.",
+            hint="the tokenizer is not this model's: look at model.tokenizer.",
         )
 
 

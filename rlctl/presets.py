@@ -19,7 +19,7 @@ from rlctl.errors import ConfigError
 
 Tree = dict[str, Any]
 
-_REQUIREMENTS = ("cuda_memory_gb", "model", "data")
+_REQUIREMENTS = {"cuda_memory_gb": "a number of GiB", "model": "true or false", "data": "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +87,39 @@ def read(path: Path) -> Preset:
     variants = tree.pop("variant", [])
     if not isinstance(summary, str) or not isinstance(variants, list):
         raise ConfigError(f"{path}: `summary` must be text and `variant` a list of [[variant]] tables.")
-    return Preset(path.stem, path, summary, tree, tuple(_variant(path, entry) for entry in variants))
+    made = tuple(_variant(path, entry) for entry in variants)
+    names = [variant.name for variant in made]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: two variants have one name: {', '.join(names)}.")
+    return Preset(path.stem, path, summary, tree, made)
 
 
 def _variant(path: Path, entry: Any) -> Variant:
-    known = ("name", "summary", "requires", "by_name_only", "settings")
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ConfigError(f"{path}: every [[variant]] needs a `name`.")
     where = f"{path}: variant {entry['name']}"
-    for key in entry.keys() - set(known):
-        raise ConfigError(
-            f"{where} has the unknown key {key!r}.{did_you_mean(key, known)}", hint=f"keys: {', '.join(known)}."
-        )
+    for key in entry.keys() - _VARIANT_KEYS.keys():
+        near = did_you_mean(key, _VARIANT_KEYS)
+        raise ConfigError(f"{where} has the unknown key {key!r}.{near}", hint=f"keys: {', '.join(_VARIANT_KEYS)}.")
+    for key, kind in _VARIANT_KEYS.items():
+        if not isinstance(entry.get(key, kind()), kind):
+            raise ConfigError(f"{where}: `{key}` must be {_WORDS[kind]}, not {entry[key]!r}.")
     requires = entry.get("requires", {})
-    for key in requires.keys() - set(_REQUIREMENTS):
-        raise ConfigError(
-            f"{where} requires the unknown {key!r}.{did_you_mean(key, _REQUIREMENTS)}",
-            hint=f"a variant can require {', '.join(_REQUIREMENTS)}.",
-        )
+    for key, value in requires.items():
+        if key not in _REQUIREMENTS:
+            raise ConfigError(
+                f"{where} requires the unknown {key!r}.{did_you_mean(key, _REQUIREMENTS)}",
+                hint=f"a variant can require {', '.join(_REQUIREMENTS)}.",
+            )
+        if isinstance(value, bool) == (key == "cuda_memory_gb") or not isinstance(value, int | float):
+            raise ConfigError(f"{where}: requires.{key} must be {_REQUIREMENTS[key]}, not {value!r}.")
     return Variant(
         entry["name"], entry.get("summary", ""), entry.get("settings", {}), requires, entry.get("by_name_only", False)
     )
+
+
+_VARIANT_KEYS: dict[str, type] = {"name": str, "summary": str, "requires": dict, "by_name_only": bool, "settings": dict}
+_WORDS = {str: "text", dict: "a table", bool: "true or false"}
 
 
 def read_toml(path: Path) -> Tree:
@@ -117,13 +129,15 @@ def read_toml(path: Path) -> Tree:
     except FileNotFoundError:
         near = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
         raise ConfigError(f"{path}: no such file.{did_you_mean(path.name, near)}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}).") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be settings.") from None
     except tomllib.TOMLDecodeError as error:
         hint = "" if path.suffix == ".toml" else "settings files are TOML: [trainer] on one line, lr = 1e-6 below it."
         raise ConfigError(f"{path}: not valid TOML: {error}.", hint=hint) from None

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from rlctl.backends import registry
-from rlctl.errors import RlctlError
+from rlctl.errors import BackendUnavailable, RlctlError
 from rlctl.presets import Tree, did_you_mean
 from rlctl.settings import Settings
 
@@ -65,9 +65,14 @@ def fields(block: type[BaseModel]) -> dict[str, Any]:
 
 def backend_block(name: str) -> type[BaseModel] | None:
     """The settings class of a registered backend. Raises RlctlError when it cannot be imported."""
-    if name not in registry.names():
+    if name not in registry.names() or name == "local":
         return None
-    block: type[BaseModel] = registry.get(name).load("settings")
+    block = registry.get(name).load("settings")
+    if not (isinstance(block, type) and issubclass(block, BaseModel)):
+        raise BackendUnavailable(
+            f"the settings of backend {name!r} are not a pydantic class, but {type(block).__name__}.",
+            hint="its `register` call names something else.",
+        )
     return block
 
 

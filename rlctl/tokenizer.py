@@ -7,14 +7,13 @@ special tokens a second time. transformers is imported only when a tokenizer is 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlctl.errors import ConfigError, ModelError
-from rlctl.modelpath import ModelFiles, locate
+from rlctl.modelpath import ModelFiles, load_errors, locate
 from rlctl.types import Problem, TokenIds
 
 
@@ -76,7 +75,11 @@ def load(
 
     Raises ModelError when it cannot be read, ConfigError when a chat template is needed and missing.
     """
-    files = locate(tokenizer or model)
+    try:
+        files = locate(tokenizer or model)
+    except ModelError as error:
+        message = error.message.replace("model.path", "model.tokenizer") if tokenizer else error.message
+        raise ModelError(message, hint=error.hint) from error
     loaded = _from_pretrained(files, tokenizer or model)
     if chat_template is not None:
         loaded.chat_template = _template_text(chat_template)
@@ -90,7 +93,7 @@ def _from_pretrained(files: ModelFiles, name: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(files.location, **files.arguments())
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except load_errors() as error:
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(
             f"the tokenizer of {name} cannot be loaded: {first_line}",
@@ -117,7 +120,7 @@ def _must_render(tokenizer: Any, name: str, system_prompt: str | None) -> None:
     messages.append({"role": "user", "content": "2 + 2?"})
     try:
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, AttributeError, MemoryError) as error:
         hint = "the template may refuse a system message: unset data.system_prompt." if system_prompt else ""
         raise ConfigError(f"the chat template of {name} does not render: {error}.", hint=hint) from error
     if "2 + 2?" not in rendered:
@@ -131,14 +134,16 @@ def end_token_ids(model: str, tokenizer: Any) -> tuple[int, ...]:
     """
     ids = set(_listed(tokenizer.eos_token_id))
     for name in ("generation_config.json", "config.json"):
-        ids.update(_listed(model_json(model, name).get("eos_token_id")))
+        ids.update(_listed(model_json(model, name).get("eos_token_id"), where=f"{name} of {model}"))
     return tuple(sorted(ids))
 
 
-def _listed(value: int | Sequence[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+def _listed(value: Any, *, where: str = "the tokenizer") -> list[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool)]
+    if wrong:
+        raise ModelError(f"eos_token_id in {where} holds {wrong[0]!r}, which is no token id.")
+    return ids
 
 
 def model_json(model: str, name: str) -> dict[str, Any]:
@@ -153,7 +158,7 @@ def model_json(model: str, name: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not JSON: {error}.", hint="is the download whole?") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} is not a JSON object.")

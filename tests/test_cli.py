@@ -305,3 +305,55 @@ def test_smoke_ends_with_4_when_a_check_does_not_hold(tiny_llama: Path, tmp_path
 
 def one(problem: object, completion: str) -> float:
     return 1.0
+
+
+def test_a_reward_module_that_exits_is_an_error_and_no_success(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)")
+    for command in ("train", "smoke"):
+        result = rlctl(command, "--preset", "smoke", "--set", "reward.functions=leaves:f", cwd=tmp_path)
+        refused_on_stderr(result, 2, "leaves", "SystemExit")
+
+
+def test_an_update_that_destroys_the_weights_ends_the_run(tmp_path: Path) -> None:
+    result = rlctl("smoke", "--steps", "2", "--set", "trainer.lr=1e308", cwd=tmp_path)
+    refused_on_stderr(result, 4, "BackendError: the update at learning rate 1e+308 made the weight", "lower trainer.lr")
+
+
+def test_smoke_keeps_the_steps_that_the_user_set(tiny_llama: Path, tmp_path: Path) -> None:
+    content = json.loads(rlctl("smoke", "-f", "json", *fake(tiny_llama, tmp_path, steps=2), **PLUGIN).stdout)
+    assert len(content["steps"]) == 2
+
+
+def test_a_run_without_an_update_says_so(tiny_llama: Path, tmp_path: Path) -> None:
+    result = rlctl(
+        "train", "--preset", "smoke", *fake(tiny_llama, tmp_path, "reward.functions=tests.test_cli:one"), **PLUGIN
+    )
+    assert result.returncode == 0
+    assert "no update was taken, so the model is the one that was loaded" in result.stdout
+
+
+def test_questions_on_both_sides_are_told(tiny_llama: Path, tmp_path: Path) -> None:
+    arguments = fake(tiny_llama, tmp_path)
+    (tmp_path / "problems.jsonl").write_text('{"question": "same?", "answer": "1"}\n' * 40)
+    result = rlctl("train", "--preset", "smoke", *arguments, **PLUGIN)
+    assert "4 evaluation questions are also trained on" in result.stderr
+    assert "not trained on" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["config show", "presets", "--help", "plugins"])
+def test_an_output_that_cannot_be_written_is_told_or_ended_by_the_pipe(command: str) -> None:
+    run = f"{sys.executable} -m rlctl {command}"
+    script = f"{run} > /dev/full; echo $?; {run} >&-; echo $?; {run} | true; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, env=CLEAN)
+    assert "Traceback" not in result.stderr, result.stderr
+    full, closed, pipe = result.stdout.split()
+    assert full == "1"
+    assert closed in ("0", "1")
+    assert pipe in ("0", "141")
+
+
+def test_a_nullable_setting_survives_the_round_trip(tmp_path: Path) -> None:
+    text = rlctl("config", "show", "--set", "algorithm.clip_ratio_c=null").stdout
+    (tmp_path / "saved.toml").write_text(text)
+    again = json.loads(rlctl("config", "show", "--config", str(tmp_path / "saved.toml"), "-f", "json").stdout)
+    assert again["settings"]["algorithm"]["clip_ratio_c"] is None

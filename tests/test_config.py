@@ -365,3 +365,38 @@ def test_presets_that_ship_are_valid() -> None:
 )
 def test_a_table_that_is_no_table_is_an_error_and_no_crash(tmp_path: Path, fake_backend: str, text: str) -> None:
     assert complaint(config=toml(tmp_path, text), preset="gsm8k-grpo")
+
+
+def test_two_spellings_of_one_variable_are_refused() -> None:
+    told = complaint(environ={"RLCTL_TRAINER__STEPS": "3", "rlctl_trainer__steps": "4"})
+    assert "are the same setting; keep one" in told
+
+
+@pytest.mark.parametrize("source", ["preset", "config"])
+def test_an_empty_name_is_not_no_name(source: str) -> None:
+    assert complaint(**{source: ""})
+
+
+@pytest.mark.parametrize("text", ['["gsm8k"', "[1"])
+def test_a_broken_list_is_an_error(text: str) -> None:
+    assert "is not a JSON list" in complaint(environ={"RLCTL_REWARD__FUNCTIONS": text})
+    assert loaded(environ={"RLCTL_REWARD__FUNCTIONS": "gsm8k, a:b"}).settings.reward.functions == ["gsm8k", "a:b"]
+
+
+def test_null_in_a_file_switches_off_what_has_a_default(tmp_path: Path) -> None:
+    settings = loaded(
+        config=toml(tmp_path, '[algorithm]\nclip_ratio_c = "null"\n[data]\nprompt_suffix = "null"\n')
+    ).settings
+    assert settings.algorithm.clip_ratio_c is None
+    assert settings.data.prompt_suffix == "null"
+
+
+def test_local_is_no_remote_backend() -> None:
+    assert "remote_backend.local" in complaint(assignments=["remote_backend.local.dtype=float32"])
+
+
+@pytest.mark.parametrize(
+    "setting", ["rollout.temperature=1e-320", "eval.temperature=1e-9", "rollout.n=99999999", "trainer.steps=1e400"]
+)
+def test_numbers_that_no_run_can_use_are_refused(setting: str) -> None:
+    assert setting.split("=")[0] in complaint(assignments=[setting])

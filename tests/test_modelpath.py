@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import ModelError
-from rlctl.modelpath import ModelFiles, first_available, locate
+from rlctl.modelpath import ModelFiles, check_weights, first_available, locate
 
 
 def complaint(path: str) -> str:
@@ -61,3 +61,18 @@ def test_of_several_the_first_that_is_here_is_taken(tmp_path: Path) -> None:
         first_available("nobody/nothing | pkg:not_here/m.gguf")
     assert "nobody/nothing" in caught.value.message
     assert "not_here" in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x", "x" * 5000, "a\0b/c"])
+def test_names_no_file_can_have(path: str) -> None:
+    assert "model.path" in complaint(path)
+
+
+def test_weights_are_looked_for_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="has no weights"):
+        check_weights(locate(str(tmp_path)), "x")
+    (tmp_path / "model.safetensors").write_bytes(b"12345678 half")
+    with pytest.raises(ModelError, match="is damaged"):
+        check_weights(locate(str(tmp_path)), "x")
+    check_weights(locate("embedded:tiny"), "embedded:tiny")

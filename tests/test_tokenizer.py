@@ -75,3 +75,18 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"the tokenizer of .* cannot be loaded") as caught:
         tokenizers.load(str(tmp_path))
     assert "model.tokenizer" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", '{"model_type": "qwen3", "hidden_size": "x"}', "[" * 100_000])
+def test_a_config_that_is_none_is_told_in_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError):
+        tokenizers.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("ids", ['"x"', "[1, null]", "true"])
+def test_end_tokens_that_are_none_are_told(tmp_path: Path, ids: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {ids}}}')
+    with pytest.raises(ModelError, match="which is no token id"):
+        end_token_ids(str(tmp_path), byte_tokenizer())

@@ -94,6 +94,12 @@ def test_presets_ship_with_a_summary_each() -> None:
         ('[[variant]]\nname = "a"\nneeds = {}\n', "unknown key 'needs'"),
         ('[[variant]]\nname = "a"\nrequires = { cuda_memory = 3 }\n', "Did you mean cuda_memory_gb?"),
         ("summary = 3\n", "`summary` must be text"),
+        ('[[variant]]\nname = "a"\nrequires = "s"\n', "`requires` must be a table"),
+        ('[[variant]]\nname = "a"\nsettings = 5\n', "`settings` must be a table"),
+        ('[[variant]]\nname = "a"\nby_name_only = "no"\n', "`by_name_only` must be true or false"),
+        ('[[variant]]\nname = "a"\nrequires = { cuda_memory_gb = "lots" }\n', "must be a number of GiB"),
+        ('[[variant]]\nname = "a"\n[[variant]]\nname = "a"\n', "two variants have one name"),
+        ("x = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     ],
 )
 def test_a_broken_preset_names_its_fault(tmp_path: Path, text: str, part: str) -> None:

@@ -194,6 +194,8 @@ def _variable_doors() -> list[_Door]:
 
 
 def _check_parts(spec: BackendSpec) -> None:
+    if not isinstance(spec.name, str) or not spec.name.replace("-", "_").isidentifier():
+        raise ConfigError(f"{spec.name!r}, registered by {spec.origin}, is no name for a backend.")
     for part in get_args(Part):
         reference = getattr(spec, part)
         module, colon, attribute = reference.partition(":")

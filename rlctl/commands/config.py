@@ -61,7 +61,7 @@ def _as_toml(loaded: Loaded) -> Iterator[str]:
 
 
 def _table(tree: Mapping[str, Any], above: tuple[str, ...], origins: Mapping[str, str]) -> Iterator[str]:
-    """The values of a table, then its tables; what is null is a comment, since TOML has no null."""
+    """The values of a table, then its tables. TOML has no null: one that is the default is a comment, others "null"."""
     values = {key: value for key, value in tree.items() if not isinstance(value, dict) or not value}
     tables = {key: value for key, value in tree.items() if isinstance(value, dict) and value}
     if above and values:
@@ -69,7 +69,8 @@ def _table(tree: Mapping[str, Any], above: tuple[str, ...], origins: Mapping[str
         yield f"[{'.'.join(map(_key, above))}]"
     for key, value in values.items():
         origin = origins.get(".".join((*above, key)), "default")
-        line = f"# {_key(key)} = null" if value is None else f"{_key(key)} = {_toml(value)}"
+        hidden = "# " if value is None and origin == "default" else ""
+        line = f"{hidden}{_key(key)} = {'null' if hidden else _toml(value)}"
         yield f"{line}  # {origin}" if origin != "default" else line
     for key, value in tables.items():
         yield from _table(value, (*above, key), origins)
@@ -81,11 +82,13 @@ def _key(key: str) -> str:
 
 def _toml(value: Any) -> str:
     """A JSON value as TOML: the two agree on strings, numbers, booleans and lists of them."""
+    if value is None:
+        return '"null"'
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from rlctl.engine.attention import SHARED_PREFIX, DecodeCache, PackedLayout, sha
 from rlctl.engine.logprobs import token_logprobs
 from rlctl.engine.packing import PackedBatch, pack
 from rlctl.errors import ModelError
-from rlctl.modelpath import ModelFiles, locate
+from rlctl.modelpath import ModelFiles, load_errors, locate
 from rlctl.perf import ModelShape, model_shape
 from rlctl.types import TrainRow
 
@@ -95,7 +95,6 @@ def register_attention() -> None:
 
 
 def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
@@ -107,7 +106,7 @@ def _from_pretrained(files: ModelFiles, path: str) -> torch.nn.Module:
             **files.arguments(),
             **(_dequantized() if files.gguf_file else {}),
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except load_errors() as error:
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(f"model.path = {path} cannot be loaded: {type(error).__name__}: {first_line}") from error
     missing = sorted(report.get("missing_keys") or ())
