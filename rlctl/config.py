@@ -46,9 +46,17 @@ class Loaded:
     def notes(self) -> list[str]:
         """What the user should know of how the settings fit together."""
         variant, origin = self.choice.variant, self.origins.get("model.path", "")
-        if variant is not None and "model" in variant.settings and not origin.startswith("preset "):
-            return [f"variant {variant.name} is tuned for {variant.settings['model'].get('path')}; you set model.path"]
-        return []
+        tuned_for = variant.settings.get("model", {}).get("path") if variant else None
+        if variant is None or tuned_for in (None, self.settings.model.path) or origin.startswith("preset "):
+            return []
+        settings = self.settings
+        lengths = (
+            f"prompts of {settings.data.max_prompt_length}, answers of {settings.rollout.max_response_length} tokens"
+        )
+        risky = f"lr {settings.trainer.lr:g}, {lengths}"
+        return [
+            f"variant {variant.name} is tuned for {tuned_for}, and you set model.path; {risky} may not suit your model"
+        ]
 
 
 def load(

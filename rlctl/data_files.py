@@ -70,12 +70,13 @@ def read_file(path: Path, *, columns: Columns, check: Check | None = None) -> li
 def problems_from(
     rows: Iterable[Row | Fault], *, where: str, prefix: str, columns: Columns, check: Check | None = None
 ) -> list[Problem]:
-    """Rows -> problems. `where` is the file as messages name it, `prefix` begins the ids that lines give."""
+    """Rows -> problems. `where` is the file as messages name it, `prefix` begins the ids that lines give
+    and is the source that metrics are named by."""
     problems: list[Problem] = []
     faults: list[Fault] = []
     line_of: dict[str, int] = {}
     for row in rows:
-        problem = row if isinstance(row, Fault) else _problem(row, prefix=prefix, columns=columns, source=where)
+        problem = row if isinstance(row, Fault) else _problem(row, prefix=prefix, columns=columns)
         if isinstance(problem, Problem):
             first = line_of.setdefault(problem.id, row.line)
             if first != row.line:
@@ -102,7 +103,7 @@ def _report(faults: list[Fault], *, where: str) -> NoReturn:
     raise DataError("\n".join(lines), hint=cure)
 
 
-def _problem(row: Row, *, prefix: str, columns: Columns, source: str) -> Problem | Fault:
+def _problem(row: Row, *, prefix: str, columns: Columns) -> Problem | Fault:
     wanted = [columns.question, columns.answer, *([columns.id] if columns.id else [])]
     for column in wanted:
         if column not in row.values:
@@ -113,7 +114,7 @@ def _problem(row: Row, *, prefix: str, columns: Columns, source: str) -> Problem
     for column, value in zip(wanted, (question, answer, name), strict=False):
         if complaint := _text_complaint(value):
             return Fault(row.line, f"{column} {complaint}")
-    return Problem(id=str(name), question=str(question), answer=str(answer), source=source)
+    return Problem(id=str(name), question=str(question), answer=str(answer), source=prefix)
 
 
 def _columns_there(wanted: str, values: Mapping[str, object]) -> str:

@@ -110,20 +110,24 @@ class PlainReporter:
 
     def __init__(self) -> None:
         self.total_steps = 0
-        self.loss_explained = False
+        self.loss_is_near_zero = False
 
     def started(self, prepared: Prepared, info: BackendInfo) -> None:
         self.total_steps = prepared.geometry.steps
+        self.loss_is_near_zero = prepared.geometry.updates_per_step == 1
         for line in start_lines(prepared, info):
-            tell(line)
+            self.note(line)
 
     def step(self, metrics: Metrics) -> None:
         words = [f"step {metrics['training/global_step']}/{self.total_steps}"]
         words += [f"{column.heading} {column.text(metrics)}" for column in COLUMNS[1:-1]]
         say("  ".join([*words, f"{COLUMNS[-1].text(metrics)} s"]))
-        if not self.loss_explained and abs(metrics.get("actor/loss") or 1.0) < 1e-3:
-            self.loss_explained = True
-            tell(LOSS_NOTE)
+        self.explain_loss_once()
+
+    def explain_loss_once(self) -> None:
+        if self.loss_is_near_zero:
+            self.loss_is_near_zero = False
+            self.note(LOSS_NOTE)
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         for key, value in core_scores(metrics).items():
@@ -156,17 +160,10 @@ class LiveReporter(PlainReporter):
     def __exit__(self, *_: object) -> None:
         self.live.stop()
 
-    def started(self, prepared: Prepared, info: BackendInfo) -> None:
-        self.total_steps = prepared.geometry.steps
-        for line in start_lines(prepared, info):
-            self.note(line)
-
     def step(self, metrics: Metrics) -> None:
         self.rows.append(metrics)
         self.live.update(steps_table(self.rows, width=self.console.width, total=self.total_steps), refresh=True)
-        if not self.loss_explained and abs(metrics.get("actor/loss") or 1.0) < 1e-3:
-            self.loss_explained = True
-            self.note(LOSS_NOTE)
+        self.explain_loss_once()
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         for key, value in core_scores(metrics).items():
@@ -207,7 +204,7 @@ def fitting_columns(width: int) -> list[Column]:
 
 def start_lines(prepared: Prepared, info: BackendInfo) -> list[str]:
     """What is about to run: notes, model and machine, effective sampling and algorithm, geometry."""
-    notes = [f"note: {text}" for text in (*prepared.notes, *info.notes)]
+    notes = [f"note: {text}" for text in prepared.notes]
     machine = f"{info.dtype} on {info.num_devices} x {info.device}"
     return [
         *notes,
@@ -282,7 +279,10 @@ def summary_lines(outcome: Outcome, prepared: Prepared) -> list[str]:
     if skipped:
         lines.append(f"{skipped} of {taken + skipped} updates were skipped: their gradient was not finite")
     if outcome.metrics and not taken:
-        lines.append("no update was taken, so the model is the one that was loaded: no group had different rewards")
+        lines.append(
+            "no update was taken, so the model is the one that was loaded: no group had different rewards. "
+            "Look at samples.jsonl; reward.gsm8k.allow_last_number or a larger rollout.max_response_length may help"
+        )
     if outcome.checkpoint is not None:
         lines.append(f"model: {shown_path(outcome.checkpoint)}")
     return lines

@@ -83,6 +83,8 @@ async def run(
     with _interruptible(reporter) as stop:
         try:
             info = await backend.start()
+            if files:
+                files.write_machine(info)
             reporter.started(prepared, info)
             outcome = Outcome(info)
             run_ = _Run(
@@ -148,7 +150,7 @@ class _Run:
         self.settings: Settings = prepared.settings
         self.config = grpo_config(self.settings)
         self.task = self.settings.reward.functions[0]
-        self.evaluates = evaluates and bool(len(prepared.eval_problems))
+        self.evaluates = evaluates and self.settings.trainer.eval_freq > 0 and bool(len(prepared.eval_problems))
         self.skipped_in_a_row = 0
         self.save_seconds = 0.0
         """Of the checkpoint written just before the current step."""
@@ -201,7 +203,7 @@ class _Run:
         if self.files:
             self.files.write_samples(step, _spread(done, self.settings.run.samples_per_step))
         self._count_skipped(done)
-        if step % trainer.save_freq == 0 and step != total:
+        if trainer.save_freq and step % trainer.save_freq == 0 and step != total:
             await self._save(step)
 
     async def _score(self, items: Any) -> list[Scored]:

@@ -1,4 +1,4 @@
-"""The files of a run: `runs/NAME/` with config.resolved.json, metrics.jsonl, samples.jsonl, checkpoints/.
+"""The files of a run: `runs/NAME/` with config.resolved.json, machine.json, metrics.jsonl, samples.jsonl, checkpoints/.
 
 JSON here is strict: a number that is not finite becomes null, and its name is listed under `not_finite`.
 """
@@ -10,12 +10,13 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlctl import __version__
 from rlctl.errors import ConfigError
-from rlctl.types import Rollout
+from rlctl.types import BackendInfo, Rollout
 
 
 class RunFiles:
@@ -24,7 +25,8 @@ class RunFiles:
     def __init__(self, folder: Path, *, config: Mapping[str, Any]) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
-        if (folder / "metrics.jsonl").exists():
+        # A run that ended before its first step left nothing to lose.
+        if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
             raise ConfigError(
                 f"{folder} already holds a run, and this version cannot resume one.",
                 hint="choose another --name, or move the folder away.",
@@ -39,6 +41,10 @@ class RunFiles:
             raise ConfigError(
                 f"the run's folder {folder} cannot be written: {error.strerror or error}.", hint="set run.dir."
             ) from error
+
+    def write_machine(self, info: BackendInfo) -> None:
+        """What the run runs on, as `start` found it: the peak and its source are half of every MFU."""
+        (self.folder / "machine.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", strict(metrics))

@@ -216,10 +216,10 @@ class TrainerSettings(Block):
     """When the trainer scores the samples before the first update: `auto` only if there are several updates a step."""
     max_skipped_updates: Count = 3
     """Updates in a row that may be skipped for a gradient that is not finite; then the run stops."""
-    save_freq: Count = 50
-    """Steps between checkpoints; one more is written at the end."""
-    eval_freq: Count = 10
-    """Steps between evaluations; one more is made before the first step and after the last."""
+    save_freq: int = Field(50, ge=0, lt=2**31)
+    """Steps between checkpoints; one more is written at the end. 0 writes only that one."""
+    eval_freq: int = Field(10, ge=0, lt=2**31)
+    """Steps between evaluations; one more is made before the first step and after the last. 0 makes none at all."""
 
     @field_validator("betas")
     @classmethod
@@ -332,7 +332,6 @@ class Settings(BaseSettings):
         """What every backend is told, whichever it is; `model` is the one of model.path that was found."""
         return JobSpec(
             model=model,
-            seed=self.seed,
             end_token_ids=end_token_ids,
             temperature=self.rollout.temperature,
             needs_reference=self.algorithm.kl_coef > 0,

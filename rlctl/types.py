@@ -131,7 +131,7 @@ class LossStats:
     """What one forward_backward did, as sums over its tokens; add two with `+`.
 
     The losses are already divided by the minibatch's denominator, so that they add up to its loss.
-    Token sums (`kl_sum`, `entropy_sum`, ...) are divided by `tokens` when shown.
+    Token sums (`ppo_kl_sum`, `entropy_sum`, ...) are divided by `tokens` when shown.
     """
 
     loss: float = 0.0
@@ -151,7 +151,6 @@ class LossStats:
     """Prompt and completion tokens of all rows, as a trainer without sharing would compute them."""
     tokens_computed: int = 0
     flops: float = 0.0
-    seconds: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
         return LossStats(
@@ -203,7 +202,6 @@ class JobSpec:
     """What every backend must know of the job, whatever its own settings are."""
 
     model: str
-    seed: int
     temperature: float
     """Sampling temperature of training; log-probs are taken at it."""
     end_token_ids: tuple[int, ...]
@@ -229,7 +227,6 @@ class BackendInfo:
     vocab_size: int
     num_parameters: int
     max_context: int | None = None
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

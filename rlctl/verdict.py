@@ -44,7 +44,7 @@ def judge(reports: Sequence[StepReport], info: BackendInfo, *, wanted_steps: int
     return [
         _all_steps_ran(reports, wanted_steps),
         _rewards_are_finite(reports),
-        _score_was_measured(reports),
+        _rewards_vary(reports),
         _some_group_has_signal(reports),
         _sampler_agrees_with_trainer(reports, limits),
         _ratio_begins_at_one(reports, limits),
@@ -67,7 +67,7 @@ def _rewards_are_finite(reports: Sequence[StepReport]) -> Check:
     )
 
 
-def _score_was_measured(reports: Sequence[StepReport]) -> Check:
+def _rewards_vary(reports: Sequence[StepReport]) -> Check:
     rewards = [r.reward for report in reports for r in report.rollouts if r.reward is not None]
     if not rewards:
         return Check("rewards vary", False, "no reward at all")

@@ -131,7 +131,7 @@ class FakeBackend(Backend[FakeSettings]):
         self.has_gradient = self.has_gradient or bool(rows)
         return LossStats(
             loss=total, pg_loss=total, tokens=tokens, rows=len(rows), max_ratio_deviation=deviation,
-            tokens_delivered=tokens, tokens_computed=max(tokens, 1), flops=1e6, seconds=1e-3,
+            tokens_delivered=tokens, tokens_computed=max(tokens, 1), flops=1e6,
         )  # fmt: skip
 
     async def optim_step(self, lr: float) -> OptimStats:

@@ -324,6 +324,8 @@ def test_every_setting_is_documented_and_in_the_schema() -> None:
         for name, field in definition.get("properties", {}).items():
             if "$ref" not in field and "allOf" not in field:
                 assert field.get("description"), name
+    for block in schema["properties"]["remote_backend"]["properties"].values():
+        assert all(field.get("description") for field in block["properties"].values())
     assert set(schema["properties"]["remote_backend"]["properties"]) == set(registry.names()) - {"local"}
 
 

@@ -219,3 +219,18 @@ def test_grpo_imports_neither_torch_nor_pydantic() -> None:
     code = "import sys, rlctl.grpo; print(sorted({'torch', 'pydantic', 'transformers', 'rich'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_every_step_draws_anew() -> None:
+    async def score(items: Sequence[tuple[Problem, str]]) -> list[Scored]:
+        return [Scored(1.0, {}) for _ in items]
+
+    texts = []
+    for number in (1, 2):
+        report = asyncio.run(
+            grpo_step(
+                number, PROBLEMS, backend=make_backend(), tokenizer=ByteTokenizer(), score=score, config=CONFIG, lr=0.1
+            )
+        )
+        texts.append([r.text for r in report.rollouts])
+    assert texts[0] != texts[1]

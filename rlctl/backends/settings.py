@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class RemoteBackendSettings(BaseModel):
     """Base class of a remote backend's settings; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     colocate: bool = True
     """Whether sampler and trainer share the same devices and take turns; false needs devices for both at once."""

@@ -70,8 +70,7 @@ class PackedLayout:
         visible[:, :, : len(prompt)] &= (prompt < lengths_R[:, None])[:, None, :]
         if window is not None:
             visible &= distance < window
-        # A padded query must see something, or its softmax is NaN and so is the gradient.
-        visible[:, :, len(prompt)] |= ~self.completion_valid_RC
+        # A padded query sees at least itself, so no softmax is over nothing.
         return visible[:, None]
 
 

@@ -8,7 +8,6 @@ Letters: R rows, T completion tokens of a micro-batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +46,6 @@ def forward_backward(
 def _micro_batch(
     policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], loss: LossSpec, denominator: float, compute: Compute
 ) -> LossStats:
-    start = time.perf_counter()
     mine = [rows[position] for position in batch.rows]
     logprobs_T, entropy_T = policy.packed_logprobs(
         batch, temperature=compute.temperature, tile_tokens=compute.tile_tokens
@@ -67,10 +65,7 @@ def _micro_batch(
         entropy_T=entropy_T if loss.entropy_coeff > 0 else None,
     )
     terms.total.backward()  # type: ignore[no-untyped-call]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    seconds = time.perf_counter() - start
-    return _stats(policy, batch, mine, terms, logprobs_T.detach(), entropy_T.detach(), seconds)
+    return _stats(policy, batch, mine, terms, logprobs_T.detach(), entropy_T.detach())
 
 
 def _old(rows: Sequence[TrainRow], logprobs_T: Tensor) -> Tensor:
@@ -92,7 +87,6 @@ def _stats(
     terms: LossTerms,
     logprobs_T: Tensor,
     entropy_T: Tensor,
-    seconds: float,
 ) -> LossStats:
     tokens = len(batch.targets_T)
     rollout_T = _joined([row.rollout_logprobs for row in rows], logprobs_T.device)
@@ -112,7 +106,6 @@ def _stats(
         tokens_delivered=sum(len(row.prompt_ids) for row in rows) + tokens,
         tokens_computed=len(batch.ids_S),
         flops=_train_flops(policy, batch),
-        seconds=seconds,
     )
 
 

@@ -41,12 +41,6 @@ class Leading:
     rest: str
 
 
-def parse_number(text: str) -> Fraction | None:
-    """The one number the text starts with; None when there is none, or a list."""
-    leading = read_leading(text)
-    return leading.numbers[0] if leading and len(leading.numbers) == 1 else None
-
-
 def same_number(one: Fraction, other: Fraction) -> bool:
     """Equal; or, unless both are whole, equal to 12 digits (0.30000000000000004 is 0.3, 46.001 is not 46)."""
     if one == other:

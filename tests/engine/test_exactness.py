@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def family(shared: Path, name: str, **overrides: Any) -> nn.Module:
 
 
 def some_rows(vocab: int, *, lengths: tuple[int, ...] = (4, 1, 6, 3, 9), seed: int = 0) -> list[TrainRow]:
-    """Two groups with prompts of 5 and 3 tokens, and rows of those lengths, old log-probs near the current ones."""
+    """Two groups with prompts of 21 and 3 tokens (the shrunk models' windows are 8), and rows of those lengths."""
     draw = np.random.default_rng(seed)
-    prompts = [draw.integers(0, vocab, length, dtype=np.int32) for length in (5, 3)]
+    prompts = [draw.integers(0, vocab, length, dtype=np.int32) for length in (21, 3)]
     rows = []
     for i, length in enumerate(lengths):
         own = draw.integers(0, vocab, length, dtype=np.int32)
@@ -62,11 +63,11 @@ def plain_logprobs(model: Any, row: TrainRow, temperature: float = 1.0) -> torch
 def test_logprobs_equal_a_plain_forward(shared: Path, name: str) -> None:
     model = family(shared, name)
     rows = some_rows(512)
-    ours = update.log_probs(wrap(model), rows, compute=defaults.compute(max_tokens=16))
+    ours = update.log_probs(wrap(model), rows, compute=defaults.compute(max_tokens=40))
     for row, mine in zip(rows, ours, strict=True):
         with torch.no_grad():
             expected = plain_logprobs(model, row)
-        np.testing.assert_allclose(mine, expected.numpy(), atol=2e-5, rtol=1e-5)
+        np.testing.assert_allclose(mine, expected.numpy(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -88,20 +89,22 @@ def test_a_scaled_head_is_refused_by_the_check_at_load() -> None:
 @pytest.mark.parametrize("name", ["Llama-3.2-1B-Instruct", "Qwen2.5-7B-Instruct", "Qwen3-0.6B", "SmolLM3-3B"])
 def test_gradient_of_an_update_equals_a_naive_padded_one(shared: Path, name: str, tied: bool) -> None:
     model = family(shared, name, tie_word_embeddings=tied)
+    draw = np.random.default_rng(1)  # old log-probs so far off that some tokens are clipped on either side
     loss = defaults.loss(kl_coef=0.05, entropy_coeff=0.01)
     rows = [
-        row.with_old(lp + 0.1).with_reference(lp - 0.2)
+        row.with_old(lp + draw.normal(0, 0.3, len(lp)).astype(np.float32)).with_reference(lp - 0.2)
         for row in some_rows(512)
         for lp in [plain_logprobs(model, row, 0.8).detach().numpy()]
     ]
     denominator = float(sum(len(row.completion_ids) for row in rows))
-    compute = defaults.compute(temperature=0.8, max_tokens=18, tile_tokens=4)
+    compute = defaults.compute(temperature=0.8, max_tokens=40, tile_tokens=4)
     stats = update.forward_backward(wrap(model), rows, loss=loss, loss_denominator=denominator, compute=compute)
     ours = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
     expected = naive_padded_loss(model, rows, loss, temperature=0.8)
     expected.backward()
     assert stats.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    assert 0 < stats.clipped_tokens < stats.tokens
     for key, p in model.named_parameters():
         scale = p.grad.abs().max()
         assert (ours[key] - p.grad).abs().max() <= 1e-4 * scale, key
@@ -216,3 +219,36 @@ def test_flop_formula_counts_the_weights_that_are_there_or_says_why_not(shared: 
         decoder: Any = policy.decoder
         counted = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Linear))
         assert policy.shape.body_parameters == counted
+
+
+def test_statistics_of_an_update_by_hand() -> None:
+    policy = wrap(build(tiny_config()))
+    draw = np.random.default_rng(2)
+    plain = some_rows(260)
+    now = update.log_probs(policy, plain, compute=defaults.compute())
+    old = [lp + draw.normal(0, 0.3, len(lp)).astype(np.float32) for lp in now]
+    rows = [replace(row.with_old(o), rollout_logprobs=lp - 0.5) for row, o, lp in zip(plain, old, now, strict=True)]
+    stats = update.forward_backward(
+        policy, rows, loss=defaults.loss(), loss_denominator=1.0, compute=defaults.compute()
+    )
+    new, before = np.concatenate(now), np.concatenate(old)
+    gap = np.exp(new) - np.exp(new - 0.5)
+    assert stats.ppo_kl_sum == pytest.approx((before - new).sum(), rel=1e-4)
+    assert stats.max_ratio_deviation == pytest.approx(np.abs(np.exp(new - before) - 1).max(), rel=1e-4)
+    assert stats.rollout_probs_diff_sum == pytest.approx(gap.sum(), rel=1e-4)
+    assert stats.rollout_probs_diff_max == pytest.approx(gap.max(), rel=1e-4)
+    assert stats.entropy_sum == pytest.approx(sum(plain_entropy(policy.causal_lm, row) for row in rows), rel=1e-4)
+    assert 0 < stats.entropy_sum < stats.tokens * np.log(260)
+    assert stats.tokens_delivered == sum(len(r.prompt_ids) + len(r.completion_ids) for r in rows)
+    assert stats.tokens_computed == 21 + 3 + stats.tokens
+
+
+def plain_entropy(model: Any, row: TrainRow) -> float:
+    model.set_attn_implementation("eager")
+    try:
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64))
+        with torch.no_grad():
+            logp = model(input_ids=ids[None], use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
+        return float(-(logp.exp() * logp).sum())
+    finally:
+        model.set_attn_implementation(SHARED_PREFIX)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rlctl.engine.optimizer import MasterOptimizer
+from rlctl.errors import BackendError
 from tests import defaults
 
 JOB = defaults.job(model="", weight_decay=0.0, betas=(0.9, 0.95), grad_clip=1.0)
@@ -84,3 +85,26 @@ def test_state_comes_back_in_its_own_dtype() -> None:
     assert torch.equal(module.w, other.w)
     assert torch.equal(optimizer.masters[0], again.masters[0])
     assert again.adamw.state[again.masters[0]]["exp_avg"].dtype == torch.float32
+
+
+def test_decay_and_betas_are_those_of_the_job() -> None:
+    # Two steps of AdamW by hand: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, both corrected for their start.
+    b1, b2, decay, lr = 0.8, 0.6, 0.25, 0.1
+    module = module_of(2.0)
+    job = defaults.job(weight_decay=decay, betas=(b1, b2), grad_clip=100.0)
+    optimizer = MasterOptimizer(module, dtype=torch.float32, job=job)
+    w, m, v = 2.0, 0.0, 0.0
+    for step, gradient in ((1, 3.0), (2, -1.0)):
+        push(module, gradient)
+        optimizer.step(lr)
+        m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient**2
+        w = w * (1 - lr * decay) - lr * (m / (1 - b1**step)) / ((v / (1 - b2**step)) ** 0.5 + 1e-8)
+    assert module.w.item() == pytest.approx(w, rel=1e-5)
+
+
+def test_an_update_that_makes_a_weight_infinite_is_an_error() -> None:
+    module = module_of(1.0)
+    optimizer = MasterOptimizer(module, dtype=torch.float32, job=JOB)
+    push(module, 1.0)
+    with pytest.raises(BackendError, match="made the weight w infinite"):
+        optimizer.step(1e308)

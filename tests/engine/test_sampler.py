@@ -124,3 +124,16 @@ def test_uniform_numbers_are_functions_of_seed_and_position() -> None:
 def test_seeds_differ_by_run_step_problem_and_sample() -> None:
     prompt_seeds = {seeds.prompt_seed(run, step, p) for run in (0, 1) for step in (1, 2) for p in ("a", "b")}
     assert len({seeds.sample_seed(s, i) for s in prompt_seeds for i in range(8)}) == 64
+
+
+def test_batches_are_sized_by_their_longest_prompt(policy: Policy) -> None:
+    def lengths(*sizes: int) -> list[list[int]]:
+        asked = [Prompt(np.zeros(size, np.int32), 0) for size in sizes]
+        room = sampler.kv_bytes_per_token(policy) * 100.0
+        return [[len(p.token_ids) for p in batch] for batch in sampler._batches(policy, asked, 2, 5, room)]
+
+    # Room for 100 tokens; a prompt of p tokens and its two answers take p + 10 each.
+    assert lengths(40, 40) == [[40, 40]]
+    assert lengths(60, 10, 10) == [[60], [10, 10]]
+    assert lengths(10, 60) == [[10], [60]]
+    assert lengths(500) == [[500]]

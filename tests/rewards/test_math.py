@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlctl.rewards.examples import GSM8K as GSM8K_EXAMPLES
 from rlctl.rewards.math import find_answer, gold_number, grade_gsm8k
-from rlctl.rewards.numbers import parse_number, read_last
+from rlctl.rewards.numbers import read_last, read_leading
 
 CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "gsm8k_completions.jsonl"
 
@@ -267,14 +267,14 @@ def test_unfinished_arithmetic_is_no_answer(completion):
     "number", ["1e999999999", "1e-999999999", "9" * 5000, "1e" + "9" * 5000, "1/" + "0" * 5000, "0." + "1" * 5000]
 )
 def test_absurd_number_is_no_number(number):
-    assert parse_number(number) is None
+    assert read_leading(number) is None
     assert grade(f"#### {number}", "1") == 0.0
 
 
-def test_parse_number_takes_one_number_exactly():
-    assert parse_number("$1,234.5 in all") == Fraction(2469, 2)
-    assert parse_number("[1, 2]") is None
-    assert parse_number("words 5") is None
+def test_the_leading_numbers_are_read_exactly():
+    assert read_leading("$1,234.5 in all").numbers == (Fraction(2469, 2),)
+    assert read_leading("[1, 2]").numbers == (Fraction(1), Fraction(2))
+    assert read_leading("words 5") is None
 
 
 def test_find_answer_names_the_form_even_without_a_number():
