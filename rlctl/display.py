@@ -193,7 +193,7 @@ def steps_table(rows: Sequence[Metrics] | deque[Metrics], *, width: int, total: 
 
 def fitting_columns(width: int) -> list[Column]:
     """As many columns as fit, dropping the least important first."""
-    order = ("entropy", "length", "TFLOP/s", "loss", "tok/s", "MFU", "grad norm", "s", "signal")
+    order = ("entropy", "length", "TFLOP/s", "tok/s", "loss", "MFU", "grad norm", "s", "signal")
     columns = list(COLUMNS)
     for heading in order:
         if sum(max(len(c.heading), 8) + 2 for c in columns) <= width:
