@@ -226,7 +226,8 @@ def test_statistics_of_an_update_by_hand() -> None:
     draw = np.random.default_rng(2)
     plain = some_rows(260)
     now = update.log_probs(policy, plain, compute=defaults.compute())
-    old = [lp + draw.normal(0, 0.3, len(lp)).astype(np.float32) for lp in now]
+    # All old log-probs are larger, so every ratio is below 1: the largest deviation is a negative one.
+    old = [lp + np.abs(draw.normal(0, 0.3, len(lp))).astype(np.float32) for lp in now]
     rows = [replace(row.with_old(o), rollout_logprobs=lp - 0.5) for row, o, lp in zip(plain, old, now, strict=True)]
     stats = update.forward_backward(
         policy, rows, loss=defaults.loss(), loss_denominator=1.0, compute=defaults.compute()
