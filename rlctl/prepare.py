@@ -190,10 +190,17 @@ def batch_of(prepared: Prepared, step: int) -> tuple[list[Problem], int]:
         else range(num_problems)
     )
     problems = [prepared.problems[i] for i in order[within * size : (within + 1) * size]]
-    too_long = [p.id for p in problems if len(prepared.tokenizer.encode(p)) > settings.data.max_prompt_length]
+    if isinstance(prepared.problems, data.LazyProblems):
+        # Problems of a file or the hub were measured, all of them, before the run.
+        _must_be_short(prepared, problems)
+    return problems, epoch
+
+
+def _must_be_short(prepared: Prepared, problems: Sequence[Problem]) -> None:
+    limit = prepared.settings.data.max_prompt_length
+    too_long = [p.id for p in problems if len(prepared.tokenizer.encode(p)) > limit]
     if too_long:
         raise DataError(
-            f"the prompt of {too_long[0]} is longer than {settings.data.max_prompt_length} tokens.",
+            f"the prompt of {too_long[0]} is longer than data.max_prompt_length = {limit} tokens.",
             hint="raise data.max_prompt_length.",
         )
-    return problems, epoch

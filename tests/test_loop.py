@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlctl import config, loop
-from rlctl.errors import CheckpointError, ConfigError, NonFiniteGradient, RewardError
+from rlctl.errors import CheckpointError, ConfigError, DataError, NonFiniteGradient, RewardError
 from rlctl.loop import Outcome
 from rlctl.prepare import Prepared, batch_of, prepare
 from rlctl.runfiles import RunFiles, strict
@@ -273,3 +274,12 @@ def test_what_mfu_is_made_of_is_in_the_folder(tiny_llama: Path, data: Path, tmp_
     step = lines(tmp_path / "run/metrics.jsonl")[1]
     by_hand = step["perf/flops/actor"] / (step["timing_s/update_actor"] * machine["peak_flops"])
     assert step["perf/mfu/actor"] == pytest.approx(by_hand)
+
+
+def test_a_generated_prompt_that_is_too_long_is_told_when_it_comes(tiny_llama: Path, data: Path) -> None:
+    ready = prepared(
+        tiny_llama, data, "data.path=null", "data.source=generated:word-problems", "data.max_prompt_length=400"
+    )
+    short = replace(ready, settings=config.load(assignments=["data.max_prompt_length=5"], environ={}).settings)
+    with pytest.raises(DataError, match=r"longer than data\.max_prompt_length = 5 tokens"):
+        batch_of(short, 1)

@@ -25,7 +25,10 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder in run.dir.")] = None,
     assignments: options.Set = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print what a run would do, and train nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check settings, data, rewards and model files, print what a run would do, train nothing."
+        ),
     ] = False,
 ) -> None:
     """Train a policy with GRPO."""
@@ -66,7 +69,7 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(settings.reward.functions)}")
     for line in (*prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
         say(line)
-    say("dry run: everything checked, nothing trained")
+    say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")
 
 
 def _train(loaded: Loaded, prepared: Prepared, folder: Path) -> int:
