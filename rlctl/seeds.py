@@ -31,10 +31,10 @@ def _hashed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], position: int) -> npt.NDArray[np.float64]:
-    """The position-th uniform number in [0, 1) of each seed: [B] -> [B], 53 random bits each."""
+def uniforms(seeds: npt.NDArray[np.uint64], position: int | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The position-th uniform number in [0, 1) of each seed: [B] (and [B] positions) -> [B], 53 random bits each."""
     with np.errstate(over="ignore"):
-        state = seeds + np.uint64(position + 1) * _GAMMA
+        state = seeds + np.asarray(position + 1, dtype=np.uint64) * _GAMMA
         state = (state ^ (state >> np.uint64(30))) * _MIX_1
         state = (state ^ (state >> np.uint64(27))) * _MIX_2
         state = state ^ (state >> np.uint64(31))

@@ -2,7 +2,7 @@
 
 Registered through transformers' AttentionInterface under the name SHARED_PREFIX. The model is called
 with a keyword `shared_prefix`, which transformers hands through to every attention layer: a PackedLayout
-(training, scoring and prefill: one packed sequence) or a DecodeCache (sampling: one new token a row).
+(training, scoring and prefill: one packed sequence) or a DecodeStep (sampling: one new token a row).
 No Cache object of transformers takes part, so its changing interface does not matter.
 
 Letters: S packed tokens, G prompts, P longest prompt, R rows, C longest completion, n rows a prompt,
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.engine.decode import DecodeStep
 from rlctl.engine.packing import PackedBatch
 from rlctl.errors import ModelError
 
@@ -26,7 +27,7 @@ SHARED_PREFIX = "rlctl_shared_prefix"
 class PackedLayout:
     """Where prompts and completions stand in a packed sequence, as index tensors and masks on the device.
 
-    With `keep_prompt_kv` the prompts' keys and values of each layer are kept for a DecodeCache.
+    With `keep_prompt_kv` the prompts' keys and values of each layer are kept for a DecodeStep.
     """
 
     def __init__(self, batch: PackedBatch, *, device: torch.device, keep_prompt_kv: bool = False) -> None:
@@ -78,72 +79,6 @@ def _before(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
-class DecodeCache:
-    """Keys and values while sampling: the prompts' once a group, each row's own in a growing buffer."""
-
-    def __init__(self, layout: PackedLayout, *, n: int) -> None:
-        assert layout.prompt_kv is not None
-        self.n = n
-        self.prompt_kv = layout.prompt_kv  # [L] of ([G, K, P, D], [G, K, P, D])
-        self.prompt_lengths_G = layout.prompt_lengths_G
-        self.own_k: dict[int, Tensor] = {}  # [L] of [G * n, K, capacity, D]
-        self.own_v: dict[int, Tensor] = {}
-        self.length = 0
-        """Tokens of each row that are in the buffer, the one being computed included."""
-        self._masks: dict[int | None, tuple[Tensor, Tensor | None]] = {}
-
-    def advance(self) -> None:
-        """Make room for one more token a row; call before each forward pass."""
-        self.length += 1
-        self._masks = {}
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put one token's key and value a row, [B, K, 1, D], and give back all of them."""
-        if layer not in self.own_k or self.length > self.own_k[layer].shape[2]:
-            self.own_k[layer] = _grown(self.own_k.get(layer), key)
-            self.own_v[layer] = _grown(self.own_v.get(layer), value)
-        self.own_k[layer][:, :, self.length - 1 : self.length] = key
-        self.own_v[layer][:, :, self.length - 1 : self.length] = value
-        return self.own_k[layer][:, :, : self.length], self.own_v[layer][:, :, : self.length]
-
-    def masks(self, window: int | None) -> tuple[Tensor, Tensor | None]:
-        """Additive masks of the step: prompt [G, 1, 1, P] and own [length] (None = all visible)."""
-        if window not in self._masks:
-            width = next(iter(self.prompt_kv.values()))[0].shape[2]
-            key = torch.arange(width, device=self.prompt_lengths_G.device)
-            visible = key < self.prompt_lengths_G[:, None]
-            own = None
-            if window is not None:
-                visible &= self.prompt_lengths_G[:, None] + self.length - 1 - key < window
-                age = self.length - 1 - torch.arange(self.length, device=visible.device)
-                own = _additive(age < window)
-            self._masks[window] = (_additive(visible)[:, None, None], own)
-        return self._masks[window]
-
-    def keep_groups(self, keep_G: Tensor) -> None:
-        """Forget the groups that are finished."""
-        rows = keep_G.repeat_interleave(self.n)
-        self.prompt_kv = {layer: (k[keep_G], v[keep_G]) for layer, (k, v) in self.prompt_kv.items()}
-        self.prompt_lengths_G = self.prompt_lengths_G[keep_G]
-        self.own_k = {layer: k[rows] for layer, k in self.own_k.items()}
-        self.own_v = {layer: v[rows] for layer, v in self.own_v.items()}
-        self._masks = {}
-
-
-_CHUNK = 64
-"""Tokens by which a row's buffer grows: few copies, little memory beyond what is used."""
-
-
-def _grown(buffer: Tensor | None, token: Tensor) -> Tensor:
-    rows, heads, _, width = token.shape
-    more = token.new_empty(rows, heads, _CHUNK, width)
-    return more if buffer is None else torch.cat([buffer, more], dim=2)
-
-
-def _additive(visible: Tensor) -> Tensor:
-    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))
-
-
 def shared_prefix_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -154,7 +89,7 @@ def shared_prefix_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    shared_prefix: PackedLayout | DecodeCache | None = None,
+    shared_prefix: PackedLayout | DecodeStep | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls: [B, H, tokens, D] -> [B, tokens, H, D]."""
@@ -168,8 +103,8 @@ def shared_prefix_attention(
     assert dropout == 0.0, "the model must be in eval mode: dropout would make log-probs random"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
-    if isinstance(shared_prefix, DecodeCache):
-        return _decode(shared_prefix, layer, query, key, value, scale=scale, window=sliding_window), None
+    if isinstance(shared_prefix, DecodeStep):
+        return shared_prefix.attend(layer, query, key, value, scale=scale, window=sliding_window), None
     return _packed(shared_prefix, layer, query, key, value, scale=scale, window=sliding_window), None
 
 
@@ -204,32 +139,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: floa
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         grouped = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
-
-
-def _decode(
-    cache: DecodeCache, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-) -> Tensor:
-    """One new token a row: scores against the prompt are one product a group, not one a row."""
-    own_k, own_v = cache.append(layer, key, value)
-    prompt_k, prompt_v = cache.prompt_kv[layer]
-    prompt_mask, own_mask = cache.masks(window)
-    num_groups, num_kv, prompt_width, width = prompt_k.shape
-    per_kv = query.shape[1] // num_kv
-    rows = num_groups * cache.n
-    q = query.view(rows, num_kv, per_kv, width) * scale
-
-    def by_group(x: Tensor) -> Tensor:  # [rows, K, per_kv, X] -> [G, K, n * per_kv, X]
-        x = x.view(num_groups, cache.n, num_kv, per_kv, -1).transpose(1, 2)
-        return x.reshape(num_groups, num_kv, cache.n * per_kv, -1)
-
-    def by_row(x: Tensor) -> Tensor:  # the way back
-        x = x.view(num_groups, num_kv, cache.n, per_kv, -1).transpose(1, 2)
-        return x.reshape(rows, num_kv, per_kv, -1)
-
-    to_prompt = (by_group(q) @ prompt_k.transpose(-1, -2)).float() + prompt_mask
-    to_own = (q @ own_k.transpose(-1, -2)).float()
-    if own_mask is not None:
-        to_own = to_own + own_mask
-    weights = torch.cat([by_row(to_prompt), to_own], dim=-1).softmax(-1).to(query.dtype)
-    out = by_row(by_group(weights[..., :prompt_width].contiguous()) @ prompt_v) + weights[..., prompt_width:] @ own_v
-    return out.reshape(rows, 1, num_kv * per_kv, width)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlctl.engine.attention import SHARED_PREFIX, DecodeCache, PackedLayout, shared_prefix_attention
+from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, shared_prefix_attention
+from rlctl.engine.decode import DecodeStep
 from rlctl.engine.logprobs import token_logprobs
 from rlctl.engine.packing import PackedBatch, pack
 from rlctl.errors import ModelError
@@ -53,11 +54,15 @@ class Policy:
     def vocab_size(self) -> int:
         return self.head_weight.shape[0]
 
-    def hidden(self, ids: Tensor, positions: Tensor, shared_prefix: PackedLayout | DecodeCache) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, shared_prefix: PackedLayout | DecodeStep) -> Tensor:
         """Hidden states after the last norm: [B, S] ids at [B, S] positions -> [B, S, D]."""
         out = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=shared_prefix)
         hidden: Tensor = out.last_hidden_state
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]"""
+        return torch.nn.functional.linear(hidden, self.head_weight, self.head_bias)
 
     def packed_logprobs(
         self, batch: PackedBatch, *, temperature: float, tile_tokens: int | None

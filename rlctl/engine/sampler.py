@@ -1,17 +1,21 @@
-"""Group sampling: one prefill per prompt, n completions that share its keys and values, exact draws.
+"""Group sampling with continuous batching: one prefill a prompt, n rows that share it, exact draws.
 
-All rows step together, one token each. A token is drawn from the full float32 distribution by inverting
-its cumulative sum, blockwise: sums of blocks of the vocabulary first, then within the one block where the
-uniform number falls; a tenth of the cost of softmax and multinomial over 49k tokens. Uniform numbers come
-from `seeds.py`, so that what a sample draws does not depend on what else is in the batch.
+    waiting   [prompt 5][prompt 6]...
+    running   prompt 1: row row row row      one token of every row a step; a row that ends leaves,
+              prompt 3: row row              and a waiting prompt enters with all its rows as soon as
+              prompt 4: row row row row      there is room, so that a long answer holds nobody up
 
-Letters: G prompts, n rows a prompt, B = G * n rows, V vocabulary, D hidden width.
+What a sample draws is a function of its own seed and position alone (`seeds.py`), so the schedule changes no result
+beyond rounding. A row reserves memory for its longest possible completion before it starts: nothing is ever evicted.
+
+Letters: G prompts, n rows a prompt, B live rows, V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +23,27 @@ import torch
 from torch import Tensor
 
 from rlctl import seeds
-from rlctl.engine.attention import DecodeCache, PackedLayout
+from rlctl.engine.attention import PackedLayout
+from rlctl.engine.decode import DecodeStep, KvCache, KvShape
+from rlctl.engine.draw import draw
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import pack_prompts
+from rlctl.engine.prepacked import Prepacked, pays, prepacked_linears
 from rlctl.errors import BackendError
 from rlctl.types import Completion, GenerateStats, Prompt, Sampling
 
-BLOCK = 256
-"""Words in a block of the draw: about the square root of a large vocabulary balances its two halves."""
+_Head = Callable[[Tensor], Tensor]
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens in one prefill pass: enough to fill the device, few enough that activations stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What sampling may hold at a time."""
+
+    kv_cache_bytes: float
+    max_num_seqs: int
 
 
 def generate(
@@ -36,128 +53,205 @@ def generate(
     n: int,
     sampling: Sampling,
     end_token_ids: Sequence[int],
-    kv_cache_bytes: float,
+    limits: Limits,
 ) -> tuple[list[list[Completion]], GenerateStats]:
-    """`n` completions a prompt, [G][n], and what they cost. Prompts that do not fit the cache are taken in turns."""
+    """`n` completions a prompt, [G][n], and what they cost. Raises BackendError when not even one group fits."""
     start = time.perf_counter()
-    completions: list[list[Completion]] = []
-    flops = 0.0
-    for batch in _batches(policy, prompts, n, sampling.max_new_tokens, kv_cache_bytes):
-        run = _GroupRun(policy, batch, n, sampling, end_token_ids)
-        completions += run.sample()
-        flops += run.flops
+    if not prompts:
+        return [], GenerateStats()
+    run = _Run(policy, prompts, n=n, sampling=sampling, end_token_ids=end_token_ids, limits=limits)
+    with torch.inference_mode(), ExitStack() as stack:
+        head = run.prepare(stack)
+        run.sample(head)
+    completions = run.completions()
     tokens = sum(len(c.token_ids) for group in completions for c in group)
-    return completions, GenerateStats(flops=flops, seconds=time.perf_counter() - start, tokens=tokens)
+    return completions, GenerateStats(flops=run.flops, seconds=time.perf_counter() - start, tokens=tokens)
 
 
-def _batches(
-    policy: Policy, prompts: Sequence[Prompt], n: int, max_new: int, kv_cache_bytes: float
-) -> Iterator[list[Prompt]]:
-    """Prompts in order, in batches whose keys and values fit, counted at full length; at least one prompt each."""
-    limit = kv_cache_bytes / kv_bytes_per_token(policy)
-    batch: list[Prompt] = []
-    for prompt in prompts:
-        longest = max(len(p.token_ids) for p in [*batch, prompt])
-        if batch and (len(batch) + 1) * (longest + n * max_new) > limit:
-            yield batch
-            batch = []
-        batch.append(prompt)
-    if batch:
-        yield batch
-
-
-def kv_bytes_per_token(policy: Policy) -> int:
-    """Memory of one token's keys and values over all layers, in bytes."""
+def kv_shape(policy: Policy) -> KvShape:
+    """What the model keeps of one token."""
     config = policy.causal_lm.config.get_text_config()  # type: ignore[operator, union-attr]
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * width * policy.dtype.itemsize)
+    return KvShape(
+        layers=config.num_hidden_layers,
+        heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Slots of the cache: rows, and groups, of which there are more, since a group holds its prompt until its last row."""
+
+    rows: int
+    groups: int
+
+
+def room(
+    *, prompt_tokens: int, new_tokens: int, num_prompts: int, n: int, bytes_per_token: int, limits: Limits
+) -> Room:
+    """As many whole groups as the limits allow, every row counted at its full length. Raises BackendError below one."""
+    tokens = limits.kv_cache_bytes / bytes_per_token
+    group = n * new_tokens
+    if group + prompt_tokens > tokens:
+        needed, given = (x / 2**30 for x in ((group + prompt_tokens) * bytes_per_token, limits.kv_cache_bytes))
+        raise BackendError(
+            f"the keys and values of one group take {needed:.3g} GiB ({n} samples of {new_tokens} tokens after a "
+            f"prompt of {prompt_tokens}), local.kv_cache_gb is {given:.3g}.",
+            hint=f"raise local.kv_cache_gb to at least {needed * 1.05:.2g}, or lower rollout.n or "
+            "rollout.max_response_length.",
+        )
+    running = int(min(num_prompts, tokens // (group + 2 * prompt_tokens), limits.max_num_seqs // n))
+    if running < 1:
+        return Room(rows=n, groups=1)
+    return Room(rows=running * n, groups=min(num_prompts, 2 * running))
 
 
 @dataclass
 class _Rows:
-    """The rows still being sampled: which they are, and their state. All [B] but for the counts."""
+    """The rows that run, by slot of the cache: which they are, and how far. All [B]."""
 
     number: np.ndarray[tuple[int], np.dtype[np.int64]]
     seeds: np.ndarray[tuple[int], np.dtype[np.uint64]]
-    done: Tensor
-    positions: Tensor
+    drawn: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    def __getitem__(self, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> _Rows:
+        return _Rows(self.number[order], self.seeds[order], self.drawn[order])
+
+    def __add__(self, other: _Rows) -> _Rows:
+        return _Rows(
+            np.concatenate([self.number, other.number]),
+            np.concatenate([self.seeds, other.seeds]),
+            np.concatenate([self.drawn, other.drawn]),
+        )
 
 
-class _GroupRun:
-    """One batch of prompts from prefill to the last end token."""
+class _Run:
+    """All prompts of one call, from the first prefill to the last end token."""
 
     def __init__(
-        self, policy: Policy, prompts: Sequence[Prompt], n: int, sampling: Sampling, end_token_ids: Sequence[int]
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        sampling: Sampling,
+        end_token_ids: Sequence[int],
+        limits: Limits,
     ) -> None:
         self.policy, self.prompts, self.n, self.sampling = policy, prompts, n, sampling
-        self.ends = torch.tensor(sorted(end_token_ids), dtype=torch.long, device=policy.device)
+        self.ends = np.array(sorted(end_token_ids), dtype=np.int64)
         self.flops = 0.0
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        # The last token of a completion is drawn, not computed.
+        new_tokens = max(1, sampling.max_new_tokens - 1)
+        shape = kv_shape(policy)
+        space = room(
+            prompt_tokens=longest,
+            new_tokens=new_tokens,
+            num_prompts=len(prompts),
+            n=n,
+            bytes_per_token=shape.bytes_per_token(policy.dtype),
+            limits=limits,
+        )
+        self.cache = KvCache(
+            shape=shape,
+            rows=space.rows,
+            groups=space.groups,
+            prompt_tokens=longest,
+            new_tokens=new_tokens,
+            like=policy.head_weight.detach(),
+        )
+        self.waiting = list(range(len(prompts)))[::-1]
+        self.rows = _Rows(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))
         num_rows = len(prompts) * n
         self.tokens = np.zeros((num_rows, sampling.max_new_tokens), dtype=np.int32)
         self.logprobs = np.zeros((num_rows, sampling.max_new_tokens), dtype=np.float32)
         self.lengths = np.zeros(num_rows, dtype=np.int64)
         self.ended = np.zeros(num_rows, dtype=bool)
 
-    @torch.inference_mode()
-    def sample(self) -> list[list[Completion]]:
-        hidden_BD, cache, rows = self._prefill()
-        for step in range(self.sampling.max_new_tokens):
-            tokens = self._draw(hidden_BD, rows, step)
-            if bool(rows.done.all()) or step + 1 == self.sampling.max_new_tokens:
-                break
-            tokens, rows = self._drop_finished_groups(tokens, rows, cache)
-            hidden_BD = self._decode(tokens, rows, cache)
-        return self._completions()
+    def prepare(self, stack: ExitStack) -> _Head:
+        """Rearrange the weights where that pays, until the stack closes; gives the output head."""
+        policy, rows = self.policy, self.cache.max_rows
+        stack.enter_context(prepacked_linears(policy.causal_lm.base_model, rows=rows))  # type: ignore[arg-type]
+        if pays(policy.head_weight):
+            return Prepacked(policy.head_weight, policy.head_bias, rows=rows)
+        return policy.logits
 
-    def _prefill(self) -> tuple[Tensor, DecodeCache, _Rows]:
+    def sample(self, head: _Head) -> None:
+        hidden_BD = self._admitted()
+        while len(self.rows.number):
+            tokens_B = self._draw(head(hidden_BD))
+            tokens_B = self._drop_finished(tokens_B)
+            parts = [self._decode(tokens_B)] if len(tokens_B) else []
+            hidden_BD = torch.cat([*parts, self._admitted()])
+
+    def _admitted(self) -> Tensor:
+        """Let waiting prompts in while there is room; hidden states that predict their rows' first tokens."""
+        entering = []
+        rows, groups = self.cache.free_rows, len(self.cache.free_groups)
+        while self.waiting and len(entering) < groups and (len(entering) + 1) * self.n <= rows:
+            entering.append(self.waiting.pop())
+        # Neighbours of like length waste the least on padding inside attention.
+        entering.sort(key=lambda g: len(self.prompts[g].token_ids))
+        hidden = [self._prefill(part) for part in _passes(entering, self.prompts)]
+        return torch.cat(hidden) if hidden else self.policy.head_weight.new_empty(0, self.policy.head_weight.shape[1])
+
+    def _prefill(self, entering: Sequence[int]) -> Tensor:
         policy, n = self.policy, self.n
-        batch = pack_prompts([prompt.token_ids for prompt in self.prompts])
+        batch = pack_prompts([self.prompts[g].token_ids for g in entering])
         layout = PackedLayout(batch, device=policy.device, keep_prompt_kv=True)
         ids, positions = (torch.from_numpy(x).to(policy.device)[None] for x in (batch.ids_S, batch.positions_S))
         last = torch.from_numpy(np.cumsum(batch.prompt_lengths_G) - 1).to(policy.device)
         hidden_GD = policy.hidden(ids, positions, layout)[0, last]
-        self._count(tokens=len(batch.ids_S), predicted=len(self.prompts), pairs=batch.attention_pairs)
-        rows = _Rows(
-            number=np.arange(len(self.prompts) * n),
-            seeds=np.array([seeds.sample_seed(p.seed, i) for p in self.prompts for i in range(n)], dtype=np.uint64),
-            done=torch.zeros(len(self.prompts) * n, dtype=torch.bool, device=policy.device),
-            positions=layout.prompt_lengths_G.repeat_interleave(n),
+        assert layout.prompt_kv is not None
+        self.cache.enter(layout.prompt_kv, batch.prompt_lengths_G, n=n)
+        self.rows += _Rows(
+            number=np.array([g * n + i for g in entering for i in range(n)]),
+            seeds=np.array(
+                [seeds.sample_seed(self.prompts[g].seed, i) for g in entering for i in range(n)], dtype=np.uint64
+            ),
+            drawn=np.zeros(len(entering) * n, dtype=np.int64),
         )
-        return hidden_GD.repeat_interleave(n, 0), DecodeCache(layout, n=n), rows
+        self._count(tokens=len(batch.ids_S), predicted=len(entering), pairs=batch.attention_pairs)
+        return hidden_GD.repeat_interleave(n, 0)
 
-    def _decode(self, tokens: Tensor, rows: _Rows, cache: DecodeCache) -> Tensor:
-        cache.advance()
-        hidden = self.policy.hidden(tokens[:, None], rows.positions[:, None], cache)[:, 0]
-        rows.positions = rows.positions + 1
-        self._count(tokens=len(tokens), predicted=len(tokens), pairs=int(rows.positions.sum()))
-        return hidden
-
-    def _draw(self, hidden_BD: Tensor, rows: _Rows, step: int) -> Tensor:
-        """Next token of every row; written down for the rows that are not done, which may be done now."""
-        logits = torch.nn.functional.linear(hidden_BD, self.policy.head_weight, self.policy.head_bias).float()
-        tokens, logprobs = draw(logits, seeds.uniforms(rows.seeds, step), self.sampling)
-        if not bool(torch.isfinite(logprobs).all()):
+    def _draw(self, logits_BV: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Next token of every row, written down."""
+        rows = self.rows
+        drawn, logp = draw(logits_BV, seeds.uniforms(rows.seeds, rows.drawn), self.sampling)
+        tokens, logprobs = drawn.cpu().numpy(), logp.cpu().numpy()
+        if not np.isfinite(logprobs).all():
             raise BackendError("the model's logits are infinite or not a number.", hint="lower trainer.lr.")
-        live = ~rows.done
-        number = rows.number[live.cpu().numpy()]
-        self.tokens[number, step] = tokens[live].cpu().numpy()
-        self.logprobs[number, step] = logprobs[live].cpu().numpy()
-        self.lengths[number] = step + 1
-        rows.done = rows.done | torch.isin(tokens, self.ends)
-        self.ended[rows.number[rows.done.cpu().numpy()]] = True
+        self.tokens[rows.number, rows.drawn] = tokens
+        self.logprobs[rows.number, rows.drawn] = logprobs
+        rows.drawn = rows.drawn + 1
         return tokens
 
-    def _drop_finished_groups(self, tokens: Tensor, rows: _Rows, cache: DecodeCache) -> tuple[Tensor, _Rows]:
-        keep_G = ~rows.done.view(-1, self.n).all(1)
-        if bool(keep_G.all()):
-            return tokens, rows
-        cache.keep_groups(keep_G)
-        keep = keep_G.repeat_interleave(self.n)
-        kept = keep.cpu().numpy()
-        return tokens[keep], _Rows(rows.number[kept], rows.seeds[kept], rows.done[keep], rows.positions[keep])
+    def _drop_finished(
+        self, tokens_B: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Write down the rows that are complete and free their slots; gives the tokens of the others."""
+        ended = np.isin(tokens_B, self.ends)
+        done = ended | (self.rows.drawn == self.sampling.max_new_tokens)
+        if not done.any():
+            return tokens_B
+        self.lengths[self.rows.number[done]] = self.rows.drawn[done]
+        self.ended[self.rows.number[ended]] = True
+        order = self.cache.leave(done)
+        self.rows = self.rows[order]
+        return tokens_B[order]
 
-    def _completions(self) -> list[list[Completion]]:
+    def _decode(self, tokens_B: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        step = DecodeStep(self.cache)
+        ids, positions = (
+            torch.from_numpy(np.ascontiguousarray(x)).to(self.policy.device)[:, None]
+            for x in (tokens_B, step.positions_B)
+        )
+        hidden = self.policy.hidden(ids, positions, step)[:, 0]
+        self._count(tokens=len(tokens_B), predicted=len(tokens_B), pairs=int(step.positions_B.sum()) + len(tokens_B))
+        return hidden
+
+    def completions(self) -> list[list[Completion]]:
         flat = [
             Completion(self.tokens[i, :length].copy(), self.logprobs[i, :length].copy(), "stop" if ended else "length")
             for i, (length, ended) in enumerate(zip(self.lengths, self.ended, strict=True))
@@ -171,53 +265,16 @@ class _GroupRun:
         )
 
 
-def draw(
-    logits_BV: Tensor, uniforms_B: np.ndarray[tuple[int], np.dtype[np.float64]], sampling: Sampling
-) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-prob at the temperature over the full vocabulary: [B, V] -> ([B], [B]).
-
-    Exact: token v is drawn when the uniform number falls into its share of the cumulative sum. At temperature 0
-    the likeliest token is taken and its log-prob is that at temperature 1.
-    """
-    scaled = logits_BV / sampling.temperature if sampling.temperature not in (0.0, 1.0) else logits_BV
-    weights_BV = (scaled - scaled.amax(-1, keepdim=True)).exp_()
-    if sampling.temperature == 0.0:
-        tokens = logits_BV.argmax(-1)
-        return tokens, scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
-    drawn_from = _filtered(weights_BV, sampling)
-    tokens = _inverse_cdf(drawn_from, torch.from_numpy(uniforms_B).to(logits_BV.device))
-    chosen = weights_BV.gather(1, tokens[:, None])[:, 0]
-    return tokens, (chosen / weights_BV.sum(-1)).log()
-
-
-def _inverse_cdf(weights_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The token in whose share of the summed weights the uniform number falls: [B, V], [B] -> [B]."""
-    rows, vocab = weights_BV.shape
-    blocks = torch.nn.functional.pad(weights_BV, (0, -vocab % BLOCK)).view(rows, -1, BLOCK)
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = uniforms_B[:, None] * ends[:, -1:]
-    block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
-    row = torch.arange(rows, device=weights_BV.device)
-    inside = blocks[row, block[:, 0]].double()
-    within = torch.searchsorted(inside.cumsum(-1), target - before, right=True)
-    # Rounding may carry the target past the block's last weight: take its last token that has one.
-    last = BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1, keepdim=True)
-    # Only weights that are not numbers lead past the vocabulary; their log-prob then tells.
-    return (block * BLOCK + torch.minimum(within, last))[:, 0].clamp_(max=vocab - 1)
-
-
-def _filtered(weights_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Weights with min-p, top-k and top-p applied in vLLM's order; the likeliest token always stays."""
-    if sampling.min_p > 0:
-        weights_BV = weights_BV.masked_fill(weights_BV < sampling.min_p * weights_BV.amax(-1, keepdim=True), 0.0)
-    if 0 < sampling.top_k < weights_BV.shape[1]:
-        kth = weights_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
-        weights_BV = weights_BV.masked_fill(weights_BV < kth, 0.0)
-    if sampling.top_p < 1:
-        ordered, order = weights_BV.sort(-1, descending=True)
-        mass_before = (ordered.cumsum(-1) - ordered) / ordered.sum(-1, keepdim=True)
-        weights_BV = weights_BV.masked_fill(
-            torch.zeros_like(weights_BV, dtype=torch.bool).scatter_(1, order, mass_before >= sampling.top_p), 0.0
-        )
-    return weights_BV
+def _passes(entering: Sequence[int], prompts: Sequence[Prompt]) -> Iterator[list[int]]:
+    """The prompts in runs of at most PREFILL_TOKENS tokens, at least one prompt each."""
+    part: list[int] = []
+    tokens = 0
+    for g in entering:
+        length = len(prompts[g].token_ids)
+        if part and tokens + length > PREFILL_TOKENS:
+            yield part
+            part, tokens = [], 0
+        part.append(g)
+        tokens += length
+    if part:
+        yield part

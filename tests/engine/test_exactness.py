@@ -202,7 +202,9 @@ def test_sampled_logprobs_are_the_trainers(shared: Path, name: str) -> None:
 
 def sampled_rows(policy: Policy, sampling: Sampling, *, n: int) -> list[TrainRow]:
     prompts = [Prompt(np.arange(3, 3 + length, dtype=np.int32), length) for length in (7, 2)]
-    groups, _ = sampler.generate(policy, prompts, n=n, sampling=sampling, end_token_ids=[2], kv_cache_bytes=1e9)
+    groups, _ = sampler.generate(
+        policy, prompts, n=n, sampling=sampling, end_token_ids=[2], limits=sampler.Limits(1e9, 256)
+    )
     return [
         TrainRow(prompt.token_ids, c.token_ids, 1.0, c.logprobs)
         for prompt, group in zip(prompts, groups, strict=True)

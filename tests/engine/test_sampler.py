@@ -6,8 +6,10 @@ import torch
 
 from rlctl import seeds
 from rlctl.engine import sampler
+from rlctl.engine.draw import draw
 from rlctl.engine.model import Policy, wrap
-from rlctl.engine.sampler import draw
+from rlctl.engine.sampler import Limits, room
+from rlctl.errors import BackendError
 from rlctl.types import Completion, Prompt, Sampling
 from tests import defaults
 from tests.tiny import build, tiny_config
@@ -23,10 +25,11 @@ def prompts(*seeds_: int) -> list[Prompt]:
 
 
 def generate(
-    policy: Policy, *seeds_: int, n: int = 4, ends: tuple[int, ...] = (256,), kv: float = 1e9, **options: float
+    policy: Policy, *seeds_: int, n: int = 4, ends: tuple[int, ...] = (256,), seqs: int = 256, **options: float
 ) -> list[list[Completion]]:
     sampling = defaults.sampling(**{"max_new_tokens": 20, **options})  # type: ignore[arg-type]
-    return sampler.generate(policy, prompts(*seeds_), n=n, sampling=sampling, end_token_ids=ends, kv_cache_bytes=kv)[0]
+    limits = Limits(1e9, seqs)
+    return sampler.generate(policy, prompts(*seeds_), n=n, sampling=sampling, end_token_ids=ends, limits=limits)[0]
 
 
 def ids(groups: list[list[Completion]]) -> list[list[list[int]]]:
@@ -94,7 +97,8 @@ def test_samples_of_a_group_differ_and_a_second_run_repeats_them(policy: Policy)
 def test_draws_do_not_depend_on_the_batch(policy: Policy) -> None:
     together, alone = ids(generate(policy, 1, 2, 3)), [ids(generate(policy, seed))[0] for seed in (1, 2, 3)]
     assert together == alone
-    assert ids(generate(policy, 1, 2, 3, kv=1.0)) == together  # one prompt at a time
+    assert ids(generate(policy, 1, 2, 3, seqs=4)) == together  # one prompt at a time
+    assert ids(generate(policy, 1, 2, 3, seqs=1)) == together
     assert [group[:2] for group in together] == ids(generate(policy, 1, 2, 3, n=2))
 
 
@@ -126,14 +130,22 @@ def test_seeds_differ_by_run_step_problem_and_sample() -> None:
     assert len({seeds.sample_seed(s, i) for s in prompt_seeds for i in range(8)}) == 64
 
 
-def test_batches_are_sized_by_their_longest_prompt(policy: Policy) -> None:
-    def lengths(*sizes: int) -> list[list[int]]:
-        asked = [Prompt(np.zeros(size, np.int32), 0) for size in sizes]
-        room = sampler.kv_bytes_per_token(policy) * 100.0
-        return [[len(p.token_ids) for p in batch] for batch in sampler._batches(policy, asked, 2, 5, room)]
+def some_room(prompt: int, kv_tokens: int, *, seqs: int = 256, num_prompts: int = 9) -> tuple[int, int]:
+    limits = Limits(kv_tokens * 10.0, seqs)
+    space = room(prompt_tokens=prompt, new_tokens=5, num_prompts=num_prompts, n=2, bytes_per_token=10, limits=limits)
+    return space.rows, space.groups
 
-    # Room for 100 tokens; a prompt of p tokens and its two answers take p + 10 each.
-    assert lengths(40, 40) == [[40, 40]]
-    assert lengths(60, 10, 10) == [[60], [10, 10]]
-    assert lengths(10, 60) == [[10], [60]]
-    assert lengths(500) == [[500]]
+
+def test_room_is_for_whole_groups_at_full_length() -> None:
+    # A group of two takes 10 tokens, and two slots for prompts of 20: 50 in all.
+    assert some_room(20, 100) == (4, 4)
+    assert some_room(20, 99) == (2, 2)
+    assert some_room(20, 1000, seqs=7) == (6, 6)
+    assert some_room(20, 1000, num_prompts=2) == (4, 2)
+    assert some_room(20, 30) == (2, 1)  # one group fits, a second prompt does not
+
+
+def test_a_group_that_cannot_fit_is_refused_with_the_size_it_needs() -> None:
+    with pytest.raises(BackendError, match=r"one group take 2.79e-07 GiB .*kv_cache_gb is 2.7e-07") as error:
+        some_room(20, 29)
+    assert "raise local.kv_cache_gb to at least" in (error.value.hint or "")

@@ -127,7 +127,7 @@ class LocalBackend(Backend[LocalSettings]):
                 n=n,
                 sampling=sampling,
                 end_token_ids=self.job.end_token_ids,
-                kv_cache_bytes=self.settings.kv_cache_gb * 2**30,
+                limits=sampler.Limits(self.settings.kv_cache_gb * 2**30, self.settings.max_num_seqs),
             )
             return completions
 

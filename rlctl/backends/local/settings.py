@@ -22,6 +22,9 @@ class LocalSettings(BaseModel):
     logits_tile_tokens: PositiveInt = 1024
     """Tokens in one tile of logits."""
     kv_cache_gb: PositiveFloat = 4.0
-    """Memory for keys and values while sampling, in GiB; prompts that do not fit are sampled in turns."""
+    """Memory for keys and values while sampling, in GiB, every completion counted at its full length; groups that do not
+    fit wait until there is room."""
+    max_num_seqs: PositiveInt = 256
+    """Most completions sampled at a time; more are faster per token, until memory and cache are full."""
     num_threads: PositiveInt | None = None
     """Threads of torch on a cpu; null leaves torch's own choice."""
