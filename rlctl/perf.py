@@ -29,16 +29,21 @@ class ModelShape:
     """hidden x vocabulary: 2 FLOPs each for a token that is predicted."""
     attention_width: int
     """layers x heads x head_dim: 4 FLOPs each for a pair of tokens (scores and values)."""
+    adapter_parameters: int = 0
+    """Weights of LoRA factors. Where there are any, body and head are frozen: no gradient of theirs is computed."""
 
     def forward_flops(self, *, tokens: int, predicted: int, pairs: int) -> float:
         return (
-            2.0 * self.body_parameters * tokens
+            2.0 * (self.body_parameters + self.adapter_parameters) * tokens
             + 2.0 * self.head_parameters * predicted
             + 4.0 * self.attention_width * pairs
         )
 
     def train_flops(self, *, tokens: int, predicted: int, pairs: int) -> float:
-        return TRAIN_PASSES * self.forward_flops(tokens=tokens, predicted=predicted, pairs=pairs)
+        whole = TRAIN_PASSES * self.forward_flops(tokens=tokens, predicted=predicted, pairs=pairs)
+        if not self.adapter_parameters:
+            return whole
+        return whole - 2.0 * (self.body_parameters * tokens + self.head_parameters * predicted)
 
 
 _GATED = frozenset({"llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2", "olmo3", "phi3", "gemma2", "gemma3_text"})

@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     ValidationInfo,
     field_validator,
@@ -22,7 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rlctl.backends.local.settings import LocalSettings
-from rlctl.types import JobSpec, KlEstimator, LossAggMode, LossSpec, Sampling
+from rlctl.types import JobSpec, KlEstimator, LoraSpec, LossAggMode, LossSpec, Sampling
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 
@@ -51,6 +52,15 @@ def _either(numbers: set[int]) -> str:
     return " or ".join(map(str, sorted(numbers)))
 
 
+class LoraSettings(Block):
+    rank: NonNegativeInt = 0
+    """Rank of the trained factors; 0 trains all weights. Needs `rlctl[lora]`."""
+    alpha: PositiveFloat = 32.0
+    """The factors' product is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Names of the linear layers that get factors (q_proj, ...); all-linear is every one inside the layers."""
+
+
 class ModelSettings(Block):
     path: str = "Qwen/Qwen3-1.7B"
     """Model to train: a hub id, a folder, a .gguf file, `pkg:PACKAGE/FILE` inside an installed package, or
@@ -59,6 +69,8 @@ class ModelSettings(Block):
     """Hub id or folder of the tokenizer; null takes the model's own."""
     chat_template: str | None = None
     """File with a Jinja chat template, for a model that has none or whose own should be replaced."""
+    lora: LoraSettings = LoraSettings()
+    """Train low-rank factors instead of the weights."""
 
 
 class DataSettings(Block):
@@ -330,6 +342,7 @@ class Settings(BaseSettings):
 
     def job(self, *, model: str, end_token_ids: tuple[int, ...]) -> JobSpec:
         """What every backend is told, whichever it is; `model` is the one of model.path that was found."""
+        lora = self.model.lora
         return JobSpec(
             model=model,
             end_token_ids=end_token_ids,
@@ -341,6 +354,7 @@ class Settings(BaseSettings):
             weight_decay=self.trainer.weight_decay,
             betas=self.trainer.betas,
             grad_clip=self.trainer.grad_clip,
+            lora=LoraSpec(lora.rank, lora.alpha, lora.target_modules) if lora.rank else None,
         )
 
     def loss(self) -> LossSpec:

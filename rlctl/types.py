@@ -198,6 +198,15 @@ class GenerateStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """Train factors of that rank instead of the weights; `target_modules` ("all-linear",) takes every layer."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every backend must know of the job, whatever its own settings are."""
 
@@ -213,6 +222,8 @@ class JobSpec:
     weight_decay: float
     betas: tuple[float, float]
     grad_clip: float
+    lora: LoraSpec | None = None
+    """None trains all weights."""
 
 
 @dataclass(frozen=True, slots=True)

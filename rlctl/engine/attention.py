@@ -1,9 +1,9 @@
 """Attention in which the completions of a prompt share that prompt, on unmodified Hugging Face models.
 
 Registered through transformers' AttentionInterface under the name SHARED_PREFIX. The model is called
-with a keyword `shared_prefix`, which transformers hands through to every attention layer: a PackedLayout
-(training, scoring and prefill: one packed sequence) or a DecodeStep (sampling: one new token a row).
-No Cache object of transformers takes part, so its changing interface does not matter.
+with a keyword `shared_prefix`, which transformers hands through to every attention layer: the handle of a
+PackedLayout (training, scoring and prefill: one packed sequence) or of a DecodeStep (sampling: one new token a
+row). No Cache object of transformers takes part, so its changing interface does not matter.
 
 Letters: S packed tokens, G prompts, P longest prompt, R rows, C longest completion, n rows a prompt,
 H query heads, K key heads, D width of a head, L layers.
@@ -11,12 +11,16 @@ H query heads, K key heads, D width of a head, L layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlctl.engine import flash
 from rlctl.engine.decode import DecodeStep
 from rlctl.engine.packing import PackedBatch
 from rlctl.errors import ModelError
@@ -31,6 +35,8 @@ class PackedLayout:
     """
 
     def __init__(self, batch: PackedBatch, *, device: torch.device, keep_prompt_kv: bool = False) -> None:
+        self.pieces = flash.pieces(batch, device)
+        self.longest = int((batch.prompt_lengths_G).max(initial=0) + batch.completion_lengths_R.max(initial=0))
         self.prompt_index_GP = torch.from_numpy(batch.prompt_index_GP).to(device)
         self.completion_index_RC = torch.from_numpy(batch.completion_index_RC).to(device)
         self.prompt_lengths_G = torch.from_numpy(batch.prompt_lengths_G).to(device)
@@ -79,6 +85,24 @@ def _before(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
+@contextmanager
+def during(what: PackedLayout | DecodeStep) -> Iterator[Tensor]:
+    """A handle for the keyword `shared_prefix`: valid inside, the backward pass included.
+
+    A number in a tensor, since that is what a compiled graph takes without being specialised to it.
+    """
+    handle = next(_handles)
+    _passes[handle] = what
+    try:
+        yield torch.tensor(handle)
+    finally:
+        del _passes[handle]
+
+
+_passes: dict[int, PackedLayout | DecodeStep] = {}
+_handles = count()
+
+
 def shared_prefix_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -89,7 +113,7 @@ def shared_prefix_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    shared_prefix: PackedLayout | DecodeStep | None = None,
+    shared_prefix: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls: [B, H, tokens, D] -> [B, tokens, H, D]."""
@@ -103,35 +127,52 @@ def shared_prefix_attention(
     assert dropout == 0.0, "the model must be in eval mode: dropout would make log-probs random"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
-    if isinstance(shared_prefix, DecodeStep):
-        return shared_prefix.attend(layer, query, key, value, scale=scale, window=sliding_window), None
-    return _packed(shared_prefix, layer, query, key, value, scale=scale, window=sliding_window), None
+    if torch.compiler.is_compiling():
+        return _attention(query, key, value, shared_prefix, layer, scale, sliding_window)[0], None
+    return _attend(query, key, value, _passes[int(shared_prefix)], layer, scale, sliding_window)[0], None
 
 
 _OTHER_MODEL = "use a model of the Llama, Qwen2, Qwen3 or SmolLM families, or another backend."
 
 
-def _packed(
-    layout: PackedLayout, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-) -> Tensor:
-    q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (query, key, value))
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, what: PackedLayout | DecodeStep, layer: int, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """(outcome [B, tokens, H, D], log-sum-exp or nothing)"""
+    if isinstance(what, DecodeStep):
+        return what.attend(layer, q, k, v, scale=scale, window=window), q.new_empty(0)
+    q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
+    if what.prompt_kv is not None:
+        prompt_k, prompt_v = (x[what.prompt_index_GP].transpose(1, 2) for x in (k_SKD, v_SKD))
+        what.prompt_kv[layer] = (prompt_k, prompt_v)
+    if _flashes(q_SHD, what, window):
+        out, lse = flash.SharedPrefixFlash.apply(q_SHD, k_SKD, v_SKD, what.pieces, scale)  # type: ignore[no-untyped-call]
+        return out[None], lse
+    return _masked(what, q_SHD, k_SKD, v_SKD, scale=scale, window=window)[None], q.new_empty(0)
+
+
+def _flashes(q: Tensor, layout: PackedLayout, window: int | None) -> bool:
+    """Whether flash attention computes it: no window that cuts anything, a type that it knows."""
+    return flash.supported(q) and (window is None or layout.longest <= window)
+
+
+def _masked(layout: PackedLayout, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    """The same by one masked attention a row, prompts copied: for windows, and types that flash does not know."""
     prompt_mask, completion_mask = layout.masks(window)
-    prompt_q, prompt_k, prompt_v = (x[layout.prompt_index_GP].transpose(1, 2) for x in (q_SHD, k_SKD, v_SKD))
-    if layout.prompt_kv is not None:
-        layout.prompt_kv[layer] = (prompt_k.contiguous(), prompt_v.contiguous())
+    prompt_q, prompt_k, prompt_v = (x[layout.prompt_index_GP].transpose(1, 2) for x in (q, k, v))
     # Prompts are padded on the right, where a causal mask already hides the padding from every real token.
-    prompts = _attend(prompt_q, prompt_k, prompt_v, prompt_mask, scale=scale, causal=prompt_mask is None)
+    prompts = _sdpa(prompt_q, prompt_k, prompt_v, prompt_mask, scale=scale, causal=prompt_mask is None)
     out = prompts.transpose(1, 2)[layout.prompt_valid_GP]
     if layout.num_rows:
-        own_q, own_k, own_v = (x[layout.completion_index_RC].transpose(1, 2) for x in (q_SHD, k_SKD, v_SKD))
-        k = torch.cat([prompt_k[layout.group_of_row_R], own_k], dim=2)
-        v = torch.cat([prompt_v[layout.group_of_row_R], own_v], dim=2)
-        completions = _attend(own_q, k, v, completion_mask, scale=scale, causal=False)
+        own_q, own_k, own_v = (x[layout.completion_index_RC].transpose(1, 2) for x in (q, k, v))
+        all_k = torch.cat([prompt_k[layout.group_of_row_R], own_k], dim=2)
+        all_v = torch.cat([prompt_v[layout.group_of_row_R], own_v], dim=2)
+        completions = _sdpa(own_q, all_k, all_v, completion_mask, scale=scale, causal=False)
         out = torch.cat([out, completions.transpose(1, 2)[layout.completion_valid_RC]])
-    return out[None]
+    return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     if grouped and q.is_cuda:
         # With a mask, CUDA's memory-efficient kernel wants as many key heads as query heads; grouped keys would
@@ -139,3 +180,55 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: floa
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         grouped = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+@torch.library.custom_op("rlctl::shared_prefix_attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, handle: Tensor, layer: int, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """`_attend` as one opaque operation of a compiled graph."""
+    out, lse = _attend(q, k, v, _passes[int(handle)], layer, scale, window)
+    return out.contiguous(), lse
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, handle: Tensor, layer: int, scale: float, window: int | None) -> Any:
+    batch, heads, tokens, width = q.shape
+    return q.new_empty(batch, tokens, heads, width), q.new_empty(tokens, heads, dtype=torch.float32)
+
+
+@torch.library.custom_op("rlctl::shared_prefix_attention_backward", mutates_args=())
+def _attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, handle: Tensor, scale: float, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of [B, H, tokens, D], [B, K, tokens, D] twice; `window` 0 is none."""
+    layout = _passes[int(handle)]
+    assert isinstance(layout, PackedLayout)
+    q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
+    if _flashes(q_SHD, layout, window or None):
+        grads: tuple[Tensor, ...] = flash.gradients(grad[0], q_SHD, k_SKD, v_SKD, out[0], lse, layout.pieces, scale)
+    else:
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in (q_SHD, k_SKD, v_SKD)]
+            grads = torch.autograd.grad(_masked(layout, *leaves, scale=scale, window=window or None), leaves, grad[0])
+    return tuple(g.contiguous().transpose(0, 1)[None] for g in grads)  # type: ignore[return-value]
+
+
+@_attention_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
+    return tuple(x.new_empty(1, x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, handle, _, ctx.scale, window = inputs
+    ctx.window = window or 0
+    ctx.save_for_backward(q, k, v, *output, handle)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, handle = ctx.saved_tensors
+    grads = _attention_backward(grad, q, k, v, out, lse, handle, ctx.scale, ctx.window)
+    return (*grads, None, None, None, None)
+
+
+_attention.register_autograd(_backward, setup_context=_save)

@@ -198,7 +198,8 @@ class _TorchTables:
         weights = scores.softmax(-1).to(query.dtype)
         to_prompt, to_own = weights[..., : self.prompt_width], weights[..., self.prompt_width :]
         out = self._by_row(self._by_group(to_prompt) @ prompt_v) + to_own @ own_v
-        return out.reshape(rows, 1, heads, width)
+        whole: Tensor = out.reshape(rows, 1, heads, width)
+        return whole
 
     def _by_group(self, x: Tensor) -> Tensor:
         """[B, K, per_kv, X] -> [G, K, M * per_kv, X]"""
@@ -209,7 +210,8 @@ class _TorchTables:
         """[G, K, M * per_kv, X] -> [B, K, per_kv, X]"""
         groups, members = self.rows_GM.shape
         by_member = x.view(groups, x.shape[1], members, -1, x.shape[3]).transpose(1, 2)
-        return by_member.flatten(0, 1)[self.place_B]
+        by_row: Tensor = by_member.flatten(0, 1)[self.place_B]
+        return by_row
 
     def _mask(self, window: int | None) -> Tensor:
         """[B, 1, 1, A] to add: -inf where a row's prompt or its own tokens end, or the window begins."""

@@ -31,7 +31,10 @@ Kernel = Callable[..., int]
 
 @functools.cache
 def decode_attention(dtype: torch.dtype, width: int) -> Kernel | None:
-    """The C function for elements of that type and heads of that width; None without a C compiler, or with RLCTL_NO_KERNELS set."""
+    """The C function for elements of that type and heads of that width.
+
+    None without a C compiler, or with RLCTL_NO_KERNELS set.
+    """
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if dtype not in DEFINES or compiler is None or os.environ.get("RLCTL_NO_KERNELS"):
         return None

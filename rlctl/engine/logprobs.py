@@ -1,95 +1,172 @@
-"""Log-probs and entropy of chosen tokens from hidden states, a tile of logits at a time.
+"""Log-probs of chosen tokens and the gradient of a loss on them, a tile of logits at a time.
 
-[tokens, vocabulary] logits are the largest tensor of training (16k tokens x 152k words: 10 GB in
-float32). Here a tile of them lives at a time; the backward pass computes each tile again and writes the
-gradient by hand. In float32 the values and gradients equal the untiled ones to rounding.
+[tokens, vocabulary] logits are the largest tensor of training (16k tokens x 152k words: 10 GB in float32). Here a
+tile of them lives at a time, and only once: the loss of its tokens is taken while it is there, and turned into the
+gradient in place, so that nothing is computed again in a backward pass. Within a tile, a few rows at a time go
+through softmax, so that on a CPU they stay in its cache. In float32 all equals the untiled way to rounding.
 
-With z = h W^T + b over temperature t, p = softmax(z), y the target, H = -sum p log p:
+With z = (h W^T + b) / t at temperature t, p = softmax(z), y the target, H = -sum p log p:
     log p_y = z_y - logsumexp(z)          d(log p_y)/dz = onehot(y) - p
                                           dH/dz         = -p (log p + H)
 
-Letters: T tokens, D hidden width, V vocabulary.
+Letters: T tokens, D hidden width, V vocabulary, s tokens that go through softmax at a time.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rlctl.engine.draw import TILE
+from rlctl.engine.optimizer import add_into
+
+Loss = TypeVar("Loss")
 
 
-def token_logprobs(
-    hidden_TD: Tensor,
-    weight_VD: Tensor,
-    targets_T: Tensor,
-    *,
-    bias_V: Tensor | None = None,
-    temperature: float = 1.0,
-    tile_tokens: int | None,
-) -> tuple[Tensor, Tensor]:
-    """(log-probs [T], entropy [T]) in float32 nats at the temperature; `tile_tokens` None keeps all logits."""
-    if tile_tokens is None:
-        return _untiled(hidden_TD, weight_VD, targets_T, bias_V, temperature)
-    result: tuple[Tensor, Tensor] = _Tiled.apply(hidden_TD, weight_VD, bias_V, targets_T, temperature, tile_tokens)  # type: ignore[no-untyped-call]
-    return result
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What turns hidden states into logits at a temperature, and how many tokens at a time; None is all."""
+
+    weight_VD: nn.Parameter
+    bias_V: nn.Parameter | None
+    temperature: float
+    tile_tokens: int | None
+
+    def tiles(self, tokens: int) -> Iterator[slice]:
+        step = self.tile_tokens or max(tokens, 1)
+        return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Not yet divided by the temperature, in the type of the weights."""
+        return nn.functional.linear(hidden_TD, self.weight_VD, self.bias_V)
 
 
-def _untiled(h: Tensor, w: Tensor, targets_T: Tensor, bias: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    logp_TV = _logits(h, w, bias, temperature).log_softmax(-1)
-    entropy_T = -(logp_TV.exp() * logp_TV).sum(-1)
-    return logp_TV.gather(1, targets_T[:, None])[:, 0], entropy_T
+@torch.no_grad()
+def token_logprobs(hidden_TD: Tensor, head: Head, targets_T: Tensor) -> Tensor:
+    """[T] log-probs of the targets, float32 nats."""
+    logprobs_T = torch.empty(len(hidden_TD), device=hidden_TD.device)
+    for tile in head.tiles(len(hidden_TD)):
+        logprobs_T[tile], _ = _statistics(head.logits(hidden_TD[tile]), targets_T[tile], head.temperature, False)
+    return logprobs_T
 
 
-def _logits(h: Tensor, w: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(h, w, bias).float()
-    return logits if temperature == 1.0 else logits / temperature
+@dataclass(frozen=True, slots=True)
+class Backward(Generic[Loss]):
+    """What `loss_backward` found."""
+
+    logprobs_T: Tensor
+    entropy_T: Tensor
+    losses: list[Loss]
+    """What the loss function gave, one a tile."""
+    grad_hidden_TD: Tensor
 
 
-class _Tiled(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, w: Tensor, bias: Tensor | None, targets_T: Tensor, temperature: float, tile: int
-    ) -> tuple[Tensor, Tensor]:
-        logprobs_T = torch.empty(len(h), device=h.device)
-        entropy_T = torch.empty(len(h), device=h.device)
-        for start in range(0, len(h), tile):
-            part = slice(start, start + tile)
-            logp = _logits(h[part], w, bias, temperature).log_softmax(-1)
-            logprobs_T[part] = logp.gather(1, targets_T[part, None])[:, 0]
-            entropy_T[part] = -torch.einsum("tv,tv->t", logp.exp(), logp)
-        ctx.save_for_backward(h, w, bias, targets_T, entropy_T)
-        ctx.temperature, ctx.tile = temperature, tile
-        return logprobs_T, entropy_T
+LossOfTile = Callable[[slice, Tensor, Tensor], tuple[Tensor, Loss]]
+"""(which tokens, their log-probs, their entropy) -> (a scalar to differentiate, anything to keep)."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        h, w, bias, targets_T, entropy_T = ctx.saved_tensors
-        grad_logprobs_T, grad_entropy_T = grads
-        grad_h = torch.empty_like(h)
-        # Summed over tiles in float32: in bfloat16 the result would depend on the size of the tile.
-        grad_w = torch.zeros(w.shape, device=w.device) if ctx.needs_input_grad[1] else None
-        grad_b = torch.zeros(w.shape[0], device=w.device) if bias is not None else None
-        for start in range(0, len(h), ctx.tile):
-            part = slice(start, start + ctx.tile)
-            logp = _logits(h[part], w, bias, ctx.temperature).log_softmax(-1)
-            p = logp.exp()
-            grad_z = torch.zeros_like(p)
-            if grad_logprobs_T is not None:
-                grad_z.scatter_(1, targets_T[part, None], 1.0).sub_(p).mul_(grad_logprobs_T[part, None])
-            if grad_entropy_T is not None and bool(grad_entropy_T[part].any()):
-                grad_z -= grad_entropy_T[part, None] * p * (logp + entropy_T[part, None])
-            grad_z = (grad_z / ctx.temperature).to(h.dtype)
-            grad_h[part] = grad_z @ w
-            if grad_w is not None:
-                grad_w += grad_z.T @ h[part]
-            if grad_b is not None:
-                grad_b += grad_z.float().sum(0)
-        return (
-            grad_h,
-            None if grad_w is None else grad_w.to(w.dtype),
-            None if grad_b is None else grad_b.to(bias.dtype),
-            None,
-            None,
-            None,
-        )
+
+@torch.no_grad()
+def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOfTile[Loss]) -> Backward[Loss]:
+    """Differentiate a loss that is a sum over tokens; adds the gradient of the head's weights to them."""
+    tokens = len(hidden_TD)
+    logprobs_T, entropy_T = (torch.empty(tokens, device=hidden_TD.device) for _ in range(2))
+    grad_hidden = torch.empty_like(hidden_TD)
+    weight_grad, bias_grad = (_Gradient(p) for p in (head.weight_VD, head.bias_V))
+    losses = []
+    for tile in head.tiles(tokens):
+        h_tD, y_t = hidden_TD[tile], targets_T[tile]
+        z_tV = head.logits(h_tD)
+        logprobs_T[tile], entropy_T[tile] = _statistics(z_tV, y_t, head.temperature, True)
+        to_logprob_t, to_entropy_t, kept = _differentiated(loss, tile, logprobs_T[tile], entropy_T[tile])
+        losses.append(kept)
+        _to_gradient(z_tV, y_t, entropy_T[tile], to_logprob_t, to_entropy_t, head.temperature)
+        torch.mm(z_tV, head.weight_VD, out=grad_hidden[tile])
+        weight_grad.add(lambda z=z_tV, h=h_tD: z.T @ h)  # type: ignore[misc]
+        bias_grad.add(lambda z=z_tV: z.float().sum(0))  # type: ignore[misc]
+    for gradient in (weight_grad, bias_grad):
+        gradient.finish()
+    return Backward(logprobs_T, entropy_T, losses, grad_hidden)
+
+
+def _statistics(z_tV: Tensor, y_t: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    """(log-probs of the targets [t], entropy [t]) of a tile of logits, in float32."""
+    logprobs, entropies = [], []
+    for part in _parts(z_tV):
+        z_sV = _scaled(z_tV[part], temperature)
+        z_sV = z_sV.sub_(z_sV.amax(-1, keepdim=True))
+        chosen_s = z_sV.gather(1, y_t[part, None])[:, 0]
+        weights_sV = z_sV.exp() if with_entropy else z_sV.exp_()
+        total_s = weights_sV.sum(-1)
+        logprobs.append(chosen_s - total_s.log())
+        if with_entropy:
+            # A weight of 0 comes from a logit of -inf: 0 * -inf is 0 here.
+            mean_s = torch.linalg.vecdot(weights_sV, z_sV.nan_to_num_(neginf=0.0)) / total_s
+            entropies.append(total_s.log() - mean_s)
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else z_tV.new_empty(0)
+
+
+def _to_gradient(
+    z_tV: Tensor, y_t: Tensor, entropy_t: Tensor, to_logprob_t: Tensor, to_entropy_t: Tensor | None, temperature: float
+) -> None:
+    """Turn a tile of logits into the gradient of the loss by them, in place."""
+    for part in _parts(z_tV):
+        logp_sV = _scaled(z_tV[part], temperature)
+        logp_sV = logp_sV.sub_(logp_sV.logsumexp(-1, keepdim=True))
+        factor_s = -to_logprob_t[part, None]
+        if to_entropy_t is None:
+            grad_sV = logp_sV.exp_().mul_(factor_s)
+        else:
+            p_sV = logp_sV.exp()
+            spread_sV = logp_sV.nan_to_num_(neginf=0.0).add_(entropy_t[part, None]).mul_(to_entropy_t[part, None])
+            grad_sV = p_sV.mul_(factor_s - spread_sV)
+        grad_sV.scatter_add_(1, y_t[part, None], to_logprob_t[part, None])
+        z_tV[part] = grad_sV.div_(temperature) if temperature != 1.0 else grad_sV
+
+
+def _parts(z_tV: Tensor) -> Iterator[slice]:
+    """A few rows at a time."""
+    rows = max(1, TILE.get(z_tV.device.type, TILE["cpu"]) // z_tV.shape[1])
+    return (slice(start, start + rows) for start in range(0, len(z_tV), rows))
+
+
+def _scaled(z_sV: Tensor, temperature: float) -> Tensor:
+    """A float32 copy at the temperature."""
+    copy = z_sV.to(torch.float32, copy=True)
+    return copy if temperature == 1.0 else copy.div_(temperature)
+
+
+def _differentiated(
+    loss: LossOfTile[Loss], tile: slice, logprobs_t: Tensor, entropy_t: Tensor
+) -> tuple[Tensor, Tensor | None, Loss]:
+    """(d loss / d log-prob [t], d loss / d entropy [t] or None, what the loss keeps)."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (logprobs_t, entropy_t)]
+        total, kept = loss(tile, *leaves)
+        to_logprob, to_entropy = torch.autograd.grad(total, leaves, allow_unused=True)
+    return torch.zeros_like(logprobs_t) if to_logprob is None else to_logprob, to_entropy, kept
+
+
+class _Gradient:
+    """Adds to a parameter's gradient in float32: to `main_grad`, where an optimizer keeps one, else to `grad`."""
+
+    def __init__(self, parameter: nn.Parameter | None) -> None:
+        self.parameter = parameter if parameter is not None and parameter.requires_grad else None
+        self.sum: Tensor | None = getattr(self.parameter, "main_grad", None)
+
+    def add(self, term: Callable[[], Tensor]) -> None:
+        if self.parameter is None:
+            return
+        if self.sum is None:
+            self.sum = torch.zeros(self.parameter.shape, device=self.parameter.device)
+        add_into(self.sum, term())
+
+    def finish(self) -> None:
+        parameter = self.parameter
+        if parameter is None or self.sum is None or hasattr(parameter, "main_grad"):
+            return
+        grad = self.sum.to(parameter.dtype)
+        parameter.grad = grad if parameter.grad is None else parameter.grad + grad

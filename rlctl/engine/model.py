@@ -9,17 +9,17 @@ Letters: S packed tokens, T completion tokens, D hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, shared_prefix_attention
-from rlctl.engine.decode import DecodeStep
-from rlctl.engine.logprobs import token_logprobs
+from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, during, shared_prefix_attention
+from rlctl.engine.logprobs import Head, token_logprobs
 from rlctl.engine.packing import PackedBatch, pack
 from rlctl.errors import ModelError
 from rlctl.modelpath import ModelFiles, load_errors, locate
@@ -54,8 +54,11 @@ class Policy:
     def vocab_size(self) -> int:
         return self.head_weight.shape[0]
 
-    def hidden(self, ids: Tensor, positions: Tensor, shared_prefix: PackedLayout | DecodeStep) -> Tensor:
-        """Hidden states after the last norm: [B, S] ids at [B, S] positions -> [B, S, D]."""
+    def hidden(self, ids: Tensor, positions: Tensor, shared_prefix: Tensor) -> Tensor:
+        """Hidden states after the last norm: [B, S] ids at [B, S] positions -> [B, S, D].
+
+        `shared_prefix` is the handle of `attention.during`.
+        """
         out = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=shared_prefix)
         hidden: Tensor = out.last_hidden_state
         return hidden
@@ -64,22 +67,19 @@ class Policy:
         """[..., D] -> [..., V]"""
         return torch.nn.functional.linear(hidden, self.head_weight, self.head_bias)
 
-    def packed_logprobs(
-        self, batch: PackedBatch, *, temperature: float, tile_tokens: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """(log-probs [T], entropy [T]) of the completion tokens of one micro-batch."""
-        layout = PackedLayout(batch, device=self.device)
+    def head(self, *, temperature: float, tile_tokens: int | None) -> Head:
+        return Head(self.head_weight, self.head_bias, temperature, tile_tokens)
+
+    @contextmanager
+    def packed_hidden(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor]]:
+        """(hidden states [T, D] that predict the completion tokens of one micro-batch, those tokens [T]).
+
+        Differentiable inside the context.
+        """
         ids, positions = (torch.from_numpy(x).to(self.device)[None] for x in (batch.ids_S, batch.positions_S))
-        hidden_SD = self.hidden(ids, positions, layout)[0]
         predictors_T, targets_T = (torch.from_numpy(x).to(self.device) for x in (batch.predictors_T, batch.targets_T))
-        return token_logprobs(
-            hidden_SD[predictors_T],
-            self.head_weight,
-            targets_T,
-            bias_V=self.head_bias,
-            temperature=temperature,
-            tile_tokens=tile_tokens,
-        )
+        with during(PackedLayout(batch, device=self.device)) as handle:
+            yield self.hidden(ids, positions, handle)[0][predictors_T], targets_T
 
 
 def load_policy(path: str, *, device: torch.device) -> Policy:
@@ -179,11 +179,12 @@ def _checked_shape(causal_lm: Any, config: Any) -> tuple[ModelShape | None, str]
         return None, f"no FLOP formula for the family {config.model_type}"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return None, "attention pairs under a sliding window are not counted"
-    decoder = causal_lm.base_model
-    counted = sum(m.weight.numel() for m in decoder.modules() if isinstance(m, torch.nn.Linear))
+    linears = {name: m.weight for name, m in causal_lm.base_model.named_modules() if isinstance(m, torch.nn.Linear)}
+    adapters = sum(weight.numel() for name, weight in linears.items() if ".lora_" in name)
+    counted = sum(weight.numel() for weight in linears.values()) - adapters
     if counted != shape.body_parameters:
         return None, f"the formula gives {shape.body_parameters} weights, the model has {counted}"
-    return shape, ""
+    return replace(shape, adapter_parameters=adapters), ""
 
 
 def check_exact(policy: Policy, path: str) -> None:
@@ -214,7 +215,8 @@ def _probe_rows(vocab_size: int) -> list[TrainRow]:
 @torch.no_grad()
 def _engine_logprobs(policy: Policy, rows: list[TrainRow]) -> Tensor:
     (batch,) = pack(rows, max_tokens=10_000)
-    logprobs_T, _ = policy.packed_logprobs(batch, temperature=1.0, tile_tokens=4)
+    with policy.packed_hidden(batch) as (hidden_TD, targets_T):
+        logprobs_T = token_logprobs(hidden_TD, policy.head(temperature=1.0, tile_tokens=4), targets_T)
     by_row = [logprobs_T[torch.from_numpy(batch.row_of_token_T == i).to(policy.device)] for i in range(len(rows))]
     return torch.cat([by_row[batch.rows.index(i)] for i in range(len(rows))])
 

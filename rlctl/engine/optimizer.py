@@ -17,37 +17,31 @@ from rlctl.types import JobSpec, OptimStats
 
 
 class MasterOptimizer:
-    """Owns a float32 master of each parameter of `module`, which is turned to `dtype` in place."""
+    """Owns a float32 master of each trained parameter of `module`, which is turned to `dtype` in place."""
 
     def __init__(self, module: nn.Module, *, dtype: torch.dtype, job: JobSpec) -> None:
-        self.names = [name for name, p in module.named_parameters()]
-        self.compute = [p for _, p in module.named_parameters()]
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.names = list(trained)
+        self.compute = list(trained.values())
+        for p in module.parameters():
+            if not p.requires_grad:
+                p.data = p.data.to(dtype)
         self.masters = [nn.Parameter(p.detach().float().clone()) for p in self.compute]
-        for p in self.compute:
+        for p, master in zip(self.compute, self.masters, strict=True):
             p.data = p.data.to(dtype)
-            p.register_post_accumulate_grad_hook(self._collect)  # type: ignore[no-untyped-call]
-        self._master_of = {id(p): master for p, master in zip(self.compute, self.masters, strict=True)}
+            # Megatron's name for a float32 sum of gradients beside a parameter of lower precision.
+            p.main_grad = master.grad = torch.zeros_like(master)  # type: ignore[attr-defined]
+            p.register_post_accumulate_grad_hook(_collect)  # type: ignore[no-untyped-call]
         self.grad_clip = job.grad_clip
         self.adamw = torch.optim.AdamW(self.masters, lr=0.0, betas=job.betas, weight_decay=job.weight_decay, fused=True)
         self.version = 0
         """Updates taken."""
 
-    def _collect(self, p: Tensor) -> None:
-        """Move a parameter's gradient into its master, in float32."""
-        assert p.grad is not None
-        master = self._master_of[id(p)]
-        if master.grad is None:
-            master.grad = p.grad.float()
-        else:
-            master.grad.add_(p.grad)
-        p.grad = None
-
     @torch.no_grad()
     def step(self, lr: float) -> OptimStats:
         """Clip and step, unless the gradient's norm is not finite; the gradient is gone afterwards either way."""
-        grads = [master.grad for master in self.masters if master.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
-        stepped = math.isfinite(norm) and bool(grads)
+        norm = float(torch.nn.utils.get_total_norm([master.grad for master in self.masters]))  # type: ignore[misc]
+        stepped = math.isfinite(norm)
         changed = 0.0
         if stepped:
             torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, torch.tensor(norm))
@@ -57,7 +51,7 @@ class MasterOptimizer:
             self._must_be_finite(lr)
             changed = self._publish()
             self.version += 1
-        self.adamw.zero_grad(set_to_none=True)
+        self.adamw.zero_grad(set_to_none=False)
         return OptimStats(grad_norm=norm, lr=lr, stepped=stepped, changed_fraction=changed)
 
     def _must_be_finite(self, lr: float) -> None:
@@ -97,3 +91,26 @@ class MasterOptimizer:
         self.adamw.load_state_dict(state["adamw"])
         self.version = int(state["version"])
         self._publish()
+
+
+def _collect(p: Tensor) -> None:
+    """Add a parameter's gradient to its float32 sum."""
+    assert p.grad is not None
+    add_into(p.main_grad, p.grad)  # type: ignore[attr-defined]
+    p.grad = None
+
+
+def add_into(total: Tensor, term: Tensor) -> None:
+    """total += term, for a term of lower precision.
+
+    In pieces on a CPU, where torch first makes a float32 copy of the term: of a megabyte it stays in the cache.
+    """
+    if term.device.type != "cpu" or not (total.is_contiguous() and term.is_contiguous()):
+        total.add_(term)
+        return
+    for part, more in zip(total.view(-1).split(_PIECE), term.view(-1).split(_PIECE), strict=True):  # type: ignore[no-untyped-call]
+        part.add_(more)
+
+
+_PIECE = 2**18
+"""Numbers, 1 MB in float32."""

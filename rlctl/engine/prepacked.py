@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ def pays(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     )
@@ -44,14 +43,29 @@ def prepacked_linears(module: nn.Module, *, rows: int) -> Iterator[None]:
     """Inside, every plain nn.Linear of `module` multiplies with its rearranged weight; inference only."""
     plain = [m for m in module.modules() if type(m) is nn.Linear and pays(m.weight)]
     for linear in plain:
-        linear.forward = partial(_forward, Prepacked(linear.weight, linear.bias, rows=rows))  # type: ignore[method-assign]
+        _packs[linear.weight.data_ptr()] = Prepacked(linear.weight, linear.bias, rows=rows)
+        linear.forward = MethodType(_forward, linear)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for linear in plain:
-            del linear.forward
+            del linear.forward, _packs[linear.weight.data_ptr()]
 
 
-def _forward(packed: Any, x: Tensor) -> Tensor:
-    result: Tensor = packed(x)
-    return result
+def _forward(linear: nn.Linear, x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        result: Tensor = torch.ops.rlctl.prepacked_linear(x, linear.weight)
+        return result
+    return _packs[linear.weight.data_ptr()](x)
+
+
+# A compiled graph cannot hold a tensor in oneDNN's layout: it names the pack by the plain weight.
+_packs: dict[int, Prepacked] = {}
+_library = torch.library.Library("rlctl", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("prepacked_linear(Tensor x, Tensor weight) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("prepacked_linear", lambda x, weight: _packs[weight.data_ptr()](x), "CPU")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("rlctl::prepacked_linear", lib=_library)  # type: ignore[untyped-decorator]
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rlctl import seeds
-from rlctl.engine.attention import PackedLayout
+from rlctl.engine.attention import PackedLayout, during
 from rlctl.engine.decode import DecodeStep, KvCache, KvShape
 from rlctl.engine.draw import draw
 from rlctl.engine.model import Policy
@@ -80,7 +80,7 @@ def kv_shape(policy: Policy) -> KvShape:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Slots of the cache: rows, and groups, of which there are more, since a group holds its prompt until its last row."""
+    """Slots of the cache; more groups than fill the rows, since a group holds its prompt until its last row ends."""
 
     rows: int
     groups: int
@@ -187,7 +187,7 @@ class _Run:
 
     def _admitted(self) -> Tensor:
         """Let waiting prompts in while there is room; hidden states that predict their rows' first tokens."""
-        entering = []
+        entering: list[int] = []
         rows, groups = self.cache.free_rows, len(self.cache.free_groups)
         while self.waiting and len(entering) < groups and (len(entering) + 1) * self.n <= rows:
             entering.append(self.waiting.pop())
@@ -202,9 +202,10 @@ class _Run:
         layout = PackedLayout(batch, device=policy.device, keep_prompt_kv=True)
         ids, positions = (torch.from_numpy(x).to(policy.device)[None] for x in (batch.ids_S, batch.positions_S))
         last = torch.from_numpy(np.cumsum(batch.prompt_lengths_G) - 1).to(policy.device)
-        hidden_GD = policy.hidden(ids, positions, layout)[0, last]
+        with during(layout) as handle:
+            hidden_GD = policy.hidden(ids, positions, handle)[0, last]
         assert layout.prompt_kv is not None
-        self.cache.enter(layout.prompt_kv, batch.prompt_lengths_G, n=n)
+        self.cache.enter(layout.prompt_kv, batch.prompt_lengths_G.tolist(), n=n)
         self.rows += _Rows(
             number=np.array([g * n + i for g in entering for i in range(n)]),
             seeds=np.array(
@@ -247,7 +248,8 @@ class _Run:
             torch.from_numpy(np.ascontiguousarray(x)).to(self.policy.device)[:, None]
             for x in (tokens_B, step.positions_B)
         )
-        hidden = self.policy.hidden(ids, positions, step)[:, 0]
+        with during(step) as handle:
+            hidden = self.policy.hidden(ids, positions, handle)[:, 0]
         self._count(tokens=len(tokens_B), predicted=len(tokens_B), pairs=int(step.positions_B.sum()) + len(tokens_B))
         return hidden
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlctl.engine.logprobs import Backward, Head, loss_backward, token_logprobs
 from rlctl.engine.loss import LossTerms, policy_loss, token_weights
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import PackedBatch, pack
@@ -30,6 +31,9 @@ class Compute:
     """Budget of a micro-batch."""
     tile_tokens: int | None
     """Tokens in one tile of logits; None keeps all of them."""
+
+    def head(self, policy: Policy) -> Head:
+        return policy.head(temperature=self.temperature, tile_tokens=self.tile_tokens)
 
 
 def forward_backward(
@@ -47,32 +51,42 @@ def _micro_batch(
     policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], loss: LossSpec, denominator: float, compute: Compute
 ) -> LossStats:
     mine = [rows[position] for position in batch.rows]
-    logprobs_T, entropy_T = policy.packed_logprobs(
-        batch, temperature=compute.temperature, tile_tokens=compute.tile_tokens
-    )
-    device = policy.device
-    row_of_token_T = torch.from_numpy(batch.row_of_token_T).to(device)
-    lengths_R = torch.from_numpy(batch.completion_lengths_R).to(device)
-    advantages_R = torch.tensor([row.advantage for row in mine], device=device)
-    weights_R = token_weights(lengths_R, mode=loss.loss_agg_mode, denominator=denominator)
-    terms = policy_loss(
-        logprobs_T,
-        old_T=_old(mine, logprobs_T),
-        advantages_T=advantages_R[row_of_token_T],
-        weights_T=weights_R[row_of_token_T],
-        spec=loss,
-        ref_T=_joined([row.ref_logprobs for row in mine], device) if loss.kl_coef > 0 else None,
-        entropy_T=entropy_T if loss.entropy_coeff > 0 else None,
-    )
-    terms.total.backward()  # type: ignore[no-untyped-call]
-    return _stats(policy, batch, mine, terms, logprobs_T.detach(), entropy_T.detach())
+    tokens = _Tokens(policy, batch, mine, loss, denominator)
+    with policy.packed_hidden(batch) as (hidden_TD, targets_T):
+        outcome = loss_backward(hidden_TD.detach(), compute.head(policy), targets_T, tokens.loss)
+        hidden_TD.backward(outcome.grad_hidden_TD)  # type: ignore[no-untyped-call]
+    return _stats(policy, batch, mine, outcome)
 
 
-def _old(rows: Sequence[TrainRow], logprobs_T: Tensor) -> Tensor:
-    """Log-probs before the update: as given, or the current ones where none were (one update per batch)."""
-    if all(row.old_logprobs is None for row in rows):
-        return logprobs_T.detach()
-    return _joined([row.old_logprobs for row in rows], logprobs_T.device)
+class _Tokens:
+    """What the loss needs to know of the tokens of a micro-batch, all [T]."""
+
+    def __init__(
+        self, policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], loss: LossSpec, denominator: float
+    ) -> None:
+        device = policy.device
+        row_of_token_T = torch.from_numpy(batch.row_of_token_T).to(device)
+        lengths_R = torch.from_numpy(batch.completion_lengths_R).to(device)
+        self.spec = loss
+        self.advantages = torch.tensor([row.advantage for row in rows], device=device)[row_of_token_T]
+        self.weights = token_weights(lengths_R, mode=loss.loss_agg_mode, denominator=denominator)[row_of_token_T]
+        # Log-probs before the update: as given, or the current ones where none were (one update per batch).
+        first_update = all(row.old_logprobs is None for row in rows)
+        self.old = None if first_update else _joined([row.old_logprobs for row in rows], device)
+        self.ref = _joined([row.ref_logprobs for row in rows], device) if loss.kl_coef > 0 else None
+
+    def loss(self, part: slice, logprobs_t: Tensor, entropy_t: Tensor) -> tuple[Tensor, LossTerms]:
+        """The loss of those tokens, and its terms."""
+        terms = policy_loss(
+            logprobs_t,
+            old_T=logprobs_t.detach() if self.old is None else self.old[part],
+            advantages_T=self.advantages[part],
+            weights_T=self.weights[part],
+            spec=self.spec,
+            ref_T=None if self.ref is None else self.ref[part],
+            entropy_T=entropy_t if self.spec.entropy_coeff > 0 else None,
+        )
+        return terms.total, terms
 
 
 def _joined(parts: Sequence[LogProbs | None], device: torch.device) -> Tensor:
@@ -80,27 +94,22 @@ def _joined(parts: Sequence[LogProbs | None], device: torch.device) -> Tensor:
     return torch.from_numpy(np.concatenate([part for part in parts if part is not None])).to(device)
 
 
-def _stats(
-    policy: Policy,
-    batch: PackedBatch,
-    rows: Sequence[TrainRow],
-    terms: LossTerms,
-    logprobs_T: Tensor,
-    entropy_T: Tensor,
-) -> LossStats:
+def _stats(policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], outcome: Backward[LossTerms]) -> LossStats:
     tokens = len(batch.targets_T)
+    logprobs_T = outcome.logprobs_T
     rollout_T = _joined([row.rollout_logprobs for row in rows], logprobs_T.device)
     gap_T = (rollout_T.exp() - logprobs_T.exp()).abs()
+    ratio_T = torch.cat([terms.ratio_T for terms in outcome.losses])
     return LossStats(
-        loss=float(terms.total.detach()),
-        pg_loss=float(terms.pg),
-        kl_loss=float(terms.kl),
+        loss=sum(float(terms.total.detach()) for terms in outcome.losses),
+        pg_loss=sum(float(terms.pg) for terms in outcome.losses),
+        kl_loss=sum(float(terms.kl) for terms in outcome.losses),
         tokens=tokens,
         rows=len(rows),
-        entropy_sum=float(entropy_T.sum()),
-        ppo_kl_sum=float(-terms.ratio_T.log().sum()),
-        clipped_tokens=int(terms.clipped_T.sum()),
-        max_ratio_deviation=float((terms.ratio_T - 1).abs().max()),
+        entropy_sum=float(outcome.entropy_T.sum()),
+        ppo_kl_sum=float(-ratio_T.log().sum()),
+        clipped_tokens=sum(int(terms.clipped_T.sum()) for terms in outcome.losses),
+        max_ratio_deviation=float((ratio_T - 1).abs().max()),
         rollout_probs_diff_sum=float(gap_T.sum()),
         rollout_probs_diff_max=float(gap_T.max()),
         tokens_delivered=sum(len(row.prompt_ids) for row in rows) + tokens,
@@ -123,7 +132,8 @@ def log_probs(policy: Policy, rows: Sequence[TrainRow], *, compute: Compute) -> 
     result = [np.zeros(0, dtype=np.float32) for _ in rows]
     filled = [position for position, row in enumerate(rows) if len(row.completion_ids)]
     for batch in pack([rows[position] for position in filled], max_tokens=compute.max_tokens):
-        logprobs_T, _ = policy.packed_logprobs(batch, temperature=compute.temperature, tile_tokens=compute.tile_tokens)
+        with policy.packed_hidden(batch) as (hidden_TD, targets_T):
+            logprobs_T = token_logprobs(hidden_TD, compute.head(policy), targets_T)
         ends = np.cumsum(batch.completion_lengths_R)[:-1]
         for position, part in zip(batch.rows, np.split(logprobs_T.cpu().numpy(), ends), strict=True):
             result[filled[position]] = part.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from rlctl.engine import sampler, update
@@ -138,6 +141,57 @@ def naive_padded_loss(model: Any, rows: list[TrainRow], loss: LossSpec, *, tempe
     pg = torch.where(advantage < 0, torch.minimum(pg, -advantage * loss.clip_ratio_c), pg)
     kl = (ref - token).exp() - 1 - (ref - token)
     return ((pg + loss.kl_coef * kl - loss.entropy_coeff * entropy) * mask).sum() / mask.sum()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    completions=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=9),
+    max_tokens=st.integers(1, 200),
+    tile=st.integers(1, 50),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_shape_and_order_of_groups_gives_the_naive_gradient(
+    prompts: list[int], completions: list[tuple[int, int]], max_tokens: int, tile: int, order: random.Random
+) -> None:
+    draw = np.random.default_rng(sum(prompts))
+    ids = [draw.integers(0, 260, length, dtype=np.int32) for length in prompts]
+    model = build(tiny_config())
+    rows = []
+    for group, length in completions:
+        own = draw.integers(0, 260, length, dtype=np.int32)
+        row = TrainRow(ids[group % len(ids)], own, float(draw.normal()), np.zeros(length, np.float32))
+        logp = plain_logprobs(model, row).detach().numpy()
+        rows.append(row.with_old(logp + draw.normal(0, 0.2, length).astype(np.float32)).with_reference(logp))
+    loss = defaults.loss()
+    expected = naive_padded_loss(model, rows, loss, temperature=1.0)
+    expected.backward()
+    naive = torch.cat([p.grad.flatten() for p in model.parameters()])
+    model.zero_grad()
+    order.shuffle(rows)
+    compute = defaults.compute(max_tokens=max_tokens, tile_tokens=tile)
+    tokens = float(sum(len(row.completion_ids) for row in rows))
+    stats = update.forward_backward(wrap(model), rows, loss=loss, loss_denominator=tokens, compute=compute)
+    ours = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert stats.loss == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    assert (ours - naive).abs().max() <= 1e-4 * naive.abs().max() + 1e-7
+
+
+def test_bfloat16_differs_from_float32_by_its_rounding() -> None:
+    # Two layers, each rounding to 8 bits: measured 0.02 nats and 1 % of the gradient; twice that is allowed.
+    rows = some_rows(260, lengths=(40, 30, 35, 20))
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        policy = wrap(build(tiny_config()).to(dtype))
+        logp = np.concatenate(update.log_probs(policy, rows, compute=defaults.compute()))
+        update.forward_backward(
+            policy, rows, loss=defaults.loss(), loss_denominator=100.0, compute=defaults.compute(tile_tokens=16)
+        )
+        grads = [p.grad.float().flatten() for p in policy.causal_lm.parameters() if p.grad is not None]
+        results.append((logp, torch.cat(grads)))
+    (logp, grad), (rounded_logp, rounded_grad) = results
+    assert np.abs(rounded_logp - logp).max() < 0.04
+    assert (rounded_grad - grad).norm() < 0.02 * grad.norm()
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])

@@ -48,6 +48,31 @@ def test_draws_follow_the_distribution() -> None:
     torch.testing.assert_close(logprobs, expected.log()[tokens], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_pass_a_chi_square_test_against_the_full_softmax(dtype: torch.dtype) -> None:
+    # Over k words the statistic has mean k - 1 and variance 2 (k - 1); five standard deviations are allowed.
+    torch.manual_seed(1)
+    logits = (torch.randn(1, 3001) * 1.5).to(dtype)
+    draws = 300_000
+    counts = torch.zeros(3001)
+    for part in np.array_split(np.random.default_rng(2).random(draws), 100):
+        counts += torch.bincount(draw(logits.expand(len(part), -1), part, defaults.sampling())[0], minlength=3001)
+    expected = logits.float().softmax(-1)[0] * draws
+    usual = expected >= 5
+    counts, expected = (torch.cat([x[usual], x[~usual].sum()[None]]) for x in (counts, expected))
+    freedom = len(counts) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_logprobs_are_those_of_the_logits_that_were_drawn_from() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 50_000).bfloat16()  # more than one tile
+    tokens, logprobs = draw(logits, np.random.default_rng(0).random(40), defaults.sampling(temperature=0.7))
+    expected = (logits.float() / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("vocab", [3, 255, 256, 257, 1000])
 def test_a_draw_inverts_the_cumulative_sum_at_both_ends(vocab: int) -> None:
     logits = torch.zeros(3, vocab)
@@ -128,6 +153,20 @@ def test_uniform_numbers_are_functions_of_seed_and_position() -> None:
 def test_seeds_differ_by_run_step_problem_and_sample() -> None:
     prompt_seeds = {seeds.prompt_seed(run, step, p) for run in (0, 1) for step in (1, 2) for p in ("a", "b")}
     assert len({seeds.sample_seed(s, i) for s in prompt_seeds for i in range(8)}) == 64
+
+
+def test_a_long_row_does_not_hold_the_others(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Room for two groups of four. In turns, each pair of groups would take as many steps as its longest row.
+    steps = []
+    begin = sampler.DecodeStep
+    monkeypatch.setattr(sampler, "DecodeStep", lambda cache: steps.append(cache.num_rows) or begin(cache))
+    groups = generate(policy, *range(12), n=4, ends=tuple(range(236, 260)), seqs=8, max_new_tokens=60)
+    lengths = [[len(c.token_ids) for c in group] for group in groups]
+    in_turns = sum(max(map(max, lengths[i : i + 2])) - 1 for i in range(0, 12, 2))
+    assert max(steps) <= 8
+    # Every token but a row's last is computed once, and nothing else is.
+    assert sum(steps) == sum(length - 1 for group in lengths for length in group)
+    assert len(steps) < 0.8 * in_turns
 
 
 def some_room(prompt: int, kv_tokens: int, *, seqs: int = 256, num_prompts: int = 9) -> tuple[int, int]:

@@ -21,8 +21,10 @@ import torch
 
 from rlctl.backends.base import Backend
 from rlctl.backends.local.settings import LocalSettings
-from rlctl.engine import sampler, update
-from rlctl.engine.model import Policy, load_policy
+from rlctl.engine import lora, sampler, update
+from rlctl.engine.checkpointing import checkpoint_layers
+from rlctl.engine.compiling import compile_layers
+from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
@@ -99,12 +101,19 @@ class LocalBackend(Backend[LocalSettings]):
         must_fit_context(policy, self.job.max_prompt_length + self.job.max_response_length)
         num_parameters = sum(p.numel() for p in policy.causal_lm.parameters())
         dtype = _dtype(self.settings.dtype, device, num_parameters)
-        if self.job.needs_reference:
+        if self.job.lora is not None:
+            lora.inject(policy.causal_lm, self.job.lora)
+            policy = wrap(policy.causal_lm)
+        elif self.job.needs_reference:
             self._reference = load_policy(self.job.model, device=device)
             self._reference.causal_lm.requires_grad_(False)
             for p in self._reference.causal_lm.parameters():
                 p.data = p.data.to(dtype)
         self._optimizer = MasterOptimizer(policy.causal_lm, dtype=dtype, job=self.job)
+        if self.settings.compile:
+            compile_layers(policy.causal_lm)
+        if self.settings.gradient_checkpointing:
+            checkpoint_layers(policy.causal_lm)
         self._policy = policy
         peak, source = device_peak(device, dtype)
         return BackendInfo(
@@ -134,6 +143,8 @@ class LocalBackend(Backend[LocalSettings]):
         return await self._run(work)
 
     async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
+        if reference and self.job.lora is not None and self.job.needs_reference:
+            return await self._run(lambda: self._log_probs_without_lora(rows))
         policy = self._reference if reference else self.policy
         if policy is None:
             raise BackendError(
@@ -141,6 +152,10 @@ class LocalBackend(Backend[LocalSettings]):
                 hint="set algorithm.kl_coef above 0.",
             )
         return await self._run(lambda: update.log_probs(policy, rows, compute=self.compute))
+
+    def _log_probs_without_lora(self, rows: Sequence[TrainRow]) -> list[LogProbs]:
+        with lora.switched_off(self.policy.causal_lm):
+            return update.log_probs(self.policy, rows, compute=self.compute)
 
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
         return await self._run(
@@ -154,7 +169,7 @@ class LocalBackend(Backend[LocalSettings]):
         return replace(stats, max_memory_bytes=_max_memory_bytes(self.policy.device))
 
     async def sync_weights(self) -> SyncReport:
-        expected = dict(self.policy.causal_lm.named_parameters())
+        expected = {name: p for name, p in self.policy.causal_lm.named_parameters() if p.requires_grad}
         written = dict(zip(self.optimizer.names, self.optimizer.compute, strict=True))
         stale = [name for name, p in expected.items() if written.get(name) is not p]
         if stale:
@@ -172,7 +187,11 @@ class LocalBackend(Backend[LocalSettings]):
         causal_lm = self.policy.causal_lm
         try:
             path.mkdir(parents=True, exist_ok=True)
-            causal_lm.save_pretrained(path)  # type: ignore[operator]
+            if self.job.lora is None:
+                causal_lm.save_pretrained(path)  # type: ignore[operator]
+            else:
+                causal_lm.save_pretrained(path, state_dict=lora.merged_state(causal_lm))  # type: ignore[operator]
+                lora.save_adapter(causal_lm, path / "adapter")
             _name_dtype(path / "config.json", self.policy.dtype)
             torch.save(
                 {"masters": self.optimizer.master_state(), **self.optimizer.state(), "rng": torch.get_rng_state()},

@@ -22,9 +22,14 @@ class LocalSettings(BaseModel):
     logits_tile_tokens: PositiveInt = 1024
     """Tokens in one tile of logits."""
     kv_cache_gb: PositiveFloat = 4.0
-    """Memory for keys and values while sampling, in GiB, every completion counted at its full length; groups that do not
-    fit wait until there is room."""
+    """Memory for keys and values while sampling, in GiB, every completion counted at its full length; groups that do
+    not fit wait until there is room."""
     max_num_seqs: PositiveInt = 256
     """Most completions sampled at a time; more are faster per token, until memory and cache are full."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: far less memory, a third more time."""
+    compile: bool = False
+    """torch.compile the decoder layers: half a minute at the start, then less element-wise work; docs/performance.md
+    says where it pays."""
     num_threads: PositiveInt | None = None
     """Threads of torch on a cpu; null leaves torch's own choice."""
