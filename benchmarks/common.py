@@ -32,13 +32,13 @@ Row = dict[str, float]
 
 
 def local_backend(model: str, **job: Any) -> LocalBackend:
-    """The local backend as a run would make it; `tokens` is the budget of a micro-batch, default 16384."""
+    """The local backend as a run would make it; `tokens` is the budget of a micro-batch, default 4608."""
     spec = JobSpec(
         model=model,
         temperature=1.0,
         end_token_ids=(),
         needs_reference=False,
-        max_tokens_per_device=job.pop("tokens", 16384),
+        max_tokens_per_device=job.pop("tokens", 4608),
         max_prompt_length=job.pop("prompt", 512),
         max_response_length=job.pop("response", 1024),
         weight_decay=0.0,
@@ -61,7 +61,7 @@ def sampling(new_tokens: int) -> Sampling:
 
 def random_prompts(count: int, length: int, *, vocab: int, seed: int = 0) -> list[Prompt]:
     draw = np.random.default_rng(seed)
-    return [Prompt(draw.integers(1000, vocab, length, dtype=np.int32), seed * 1000 + i) for i in range(count)]
+    return [Prompt(draw.integers(vocab // 50, vocab, length, dtype=np.int32), seed * 1000 + i) for i in range(count)]
 
 
 def exported(model: str, folder: Path, *, dtype: torch.dtype = torch.bfloat16) -> Path:

@@ -30,7 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, default in (("prompts", 4), ("n", 8), ("prompt", 100), ("response", 128), ("repetitions", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--tokens", type=int, default=4608, help="budget of rlctl's micro-batches")
     parser.add_argument("--trl-micro-batch", type=int, default=8)
+    parser.add_argument("--compile", action="store_true", help="local.compile on rlctl's side")
     parser.add_argument("--model", default=common.SMOLLM)
     parser.add_argument("--side", choices=("rlctl", "trl"))
     args = parser.parse_args()
@@ -61,7 +63,9 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def rlctl_side(args: argparse.Namespace) -> None:
-    backend = common.local_backend(args.model, prompt=args.prompt, response=args.response)
+    backend = common.local_backend(
+        args.model, prompt=args.prompt, response=args.response, compile=args.compile, tokens=args.tokens
+    )
     info = asyncio.run(backend.start())
     prompts = common.random_prompts(args.prompts, args.prompt, vocab=info.vocab_size)
     draw = np.random.default_rng(0)

@@ -1,15 +1,17 @@
 """torch.compile of the decoder layers: element-wise work fused, Python out of the way.
 
-One graph serves all layers of a model, for training, scoring, prefill and decoding each. Attention and prepacked
-products stay what they are, as opaque operations (`attention.py`, `prepacked.py`). What it brings and costs is in
-docs/performance.md.
+One graph serves all layers of a model. Attention stays what it is, as an opaque operation (`attention.py`). On a CPU
+only the update is compiled: decoding does not gain from it, and has its own ways (`prepacked.py`). What it brings and
+costs is in docs/performance.md.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def compile_layers(causal_lm: Any) -> None:
@@ -20,4 +22,10 @@ def compile_layers(causal_lm: Any) -> None:
     dynamo.allow_unspec_int_on_nn_module = True
     dynamo.recompile_limit = 32
     for layer in causal_lm.base_model.layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True, fullgraph=True)
+        compiled = torch.compile(layer.forward, dynamic=True, fullgraph=True)
+        layer.forward = partial(_forward, layer.forward, compiled)
+
+
+def _forward(eager: Any, compiled: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+    chosen = compiled if torch.is_grad_enabled() or hidden.is_cuda else eager
+    return chosen(hidden, *args, **kwargs)

@@ -64,7 +64,8 @@ class LocalBackend(Backend[LocalSettings]):
         self._optimizer: MasterOptimizer | None = None
         self._reference: Policy | None = None
         self._closed = False
-        # One thread for all torch work: the loop stays free, and OpenMP keeps one pool of threads.
+        # One thread for all torch work: the loop stays free, and OpenMP keeps one pool of threads. (A second pool, from
+        # torch in any other thread, makes both sleep between operations: sampling at half the speed.)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlctl-local")
 
     async def _run(self, work: Callable[[], T]) -> T:
