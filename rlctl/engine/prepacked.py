@@ -7,9 +7,8 @@ again) and halve the time of every product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,55 +39,14 @@ class Prepacked:
         return result
 
 
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of one module, by the names of the Llama, Qwen and SmolLM families, that multiply the same input."""
-
-
 @contextmanager
 def prepacked_linears(module: nn.Module, *, rows: int) -> Iterator[None]:
-    """Inside, every plain nn.Linear of `module` multiplies with its rearranged weight; inference only.
-
-    Siblings multiply as one: the first computes all, the others take their part.
-    """
-    changed: list[nn.Linear] = []
-    for linears in _families(module):
-        bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
-        family = _Family(Prepacked(torch.cat([linear.weight.detach() for linear in linears]), bias, rows=rows), linears)
-        for i, linear in enumerate(linears):
-            linear.forward = partial(family.part, i)  # type: ignore[method-assign]
-        changed += linears
+    """Inside, every plain nn.Linear of `module` multiplies with its rearranged weight; inference only."""
+    plain = [m for m in module.modules() if type(m) is nn.Linear and pays(m.weight)]
+    for linear in plain:
+        linear.forward = Prepacked(linear.weight, linear.bias, rows=rows)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        for linear in changed:
+        for linear in plain:
             del linear.forward
-
-
-def _families(module: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Every plain linear layer that gains from it: siblings together, others alone."""
-    for parent in module.modules():
-        plain = {name: m for name, m in parent.named_children() if type(m) is nn.Linear and pays(m.weight)}
-        for names in SIBLINGS:
-            family = [plain[name] for name in names if name in plain]
-            if len(family) == len(names) and len({linear.bias is None for linear in family}) == 1:
-                yield family
-                plain = {name: m for name, m in plain.items() if name not in names}
-        yield from ([linear] for linear in plain.values())
-
-
-class _Family:
-    """Linear layers with the same input, as one product."""
-
-    def __init__(self, packed: Prepacked, linears: Sequence[nn.Linear]) -> None:
-        self.packed = packed
-        self.sizes = [linear.out_features for linear in linears]
-        self.input: Tensor | None = None
-        self.parts: tuple[Tensor, ...] = ()
-
-    def part(self, i: int, x: Tensor) -> Tensor:
-        if self.input is not x:
-            self.input, self.parts = x, self.packed(x).split(self.sizes, dim=-1)  # type: ignore[no-untyped-call]
-        mine = self.parts[i]
-        if i + 1 == len(self.sizes):
-            self.input, self.parts = None, ()
-        return mine
