@@ -138,9 +138,10 @@ _OTHER_MODEL = "use a model of the Llama, Qwen2, Qwen3 or SmolLM families, or an
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, what: PackedLayout | DecodeStep, layer: int, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """(outcome [B, tokens, H, D], log-sum-exp or nothing)"""
+    """(outcome [B, tokens, H, D], log-sum-exp [tokens, H], which only flash attention fills in)"""
+    unknown = q.new_empty(q.shape[2], q.shape[1], dtype=torch.float32)
     if isinstance(what, DecodeStep):
-        return what.attend(layer, q, k, v, scale=scale, window=window), q.new_empty(0)
+        return what.attend(layer, q, k, v, scale=scale, window=window), unknown
     q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
     if what.prompt_kv is not None:
         prompt_k, prompt_v = (x[what.prompt_index_GP].transpose(1, 2) for x in (k_SKD, v_SKD))
@@ -148,7 +149,7 @@ def _attend(
     if _flashes(q_SHD, what, window):
         out, lse = flash.SharedPrefixFlash.apply(q_SHD, k_SKD, v_SKD, what.pieces, scale)  # type: ignore[no-untyped-call]
         return out[None], lse
-    return _masked(what, q_SHD, k_SKD, v_SKD, scale=scale, window=window)[None], q.new_empty(0)
+    return _masked(what, q_SHD, k_SKD, v_SKD, scale=scale, window=window)[None], unknown
 
 
 def _flashes(q: Tensor, layout: PackedLayout, window: int | None) -> bool:

@@ -20,9 +20,21 @@ from tests.tiny import build, tiny_config
 OPTIONS = {"checkpointing": checkpoint_layers, "compile": compile_layers}
 
 
-def gradient(*options: str) -> tuple[torch.Tensor, int]:
+def windowed() -> Any:
+    """A model whose attention does not reach back to the start of the rows."""
+    from transformers import MistralConfig
+
+    return build(
+        MistralConfig(
+            vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, max_position_embeddings=512, sliding_window=16,
+        )
+    )  # fmt: skip
+
+
+def gradient(*options: str, model: Any = None) -> tuple[torch.Tensor, int]:
     """(all gradients, bytes of activations kept for the backward pass)"""
-    model = build(tiny_config())
+    model = model or build(tiny_config())
     for option in options:
         OPTIONS[option](model)
     kept: dict[int, int] = {}
@@ -49,6 +61,12 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradient() -> None:
 def test_compiled_layers_give_the_same_gradient(options: tuple[str, ...]) -> None:
     torch._dynamo.reset()
     torch.testing.assert_close(gradient(*options)[0], gradient()[0], rtol=1e-4, atol=1e-6)
+
+
+def test_compiled_layers_with_a_window_give_the_same_gradient() -> None:
+    torch._dynamo.reset()
+    compiled, plain = gradient("compile", model=windowed()), gradient(model=windowed())
+    torch.testing.assert_close(compiled[0], plain[0], rtol=1e-4, atol=1e-6)
 
 
 def test_one_graph_serves_all_layers_and_lengths() -> None:
