@@ -206,12 +206,12 @@ def _attention_backward(
     layout = _passes[int(handle)]
     assert isinstance(layout, PackedLayout)
     q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
-    if _flashes(q_SHD, layout, window or None):
-        grads: tuple[Tensor, ...] = flash.gradients(grad[0], q_SHD, k_SKD, v_SKD, out[0], lse, layout.pieces, scale)
-    else:
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in (q_SHD, k_SKD, v_SKD)]
-            grads = torch.autograd.grad(_masked(layout, *leaves, scale=scale, window=window or None), leaves, grad[0])
+    if not _flashes(q_SHD, layout, window or None):
+        raise ModelError(
+            f"compiled layers need flash attention: no sliding window (here {window}), and no float32 on a GPU.",
+            hint="set local.compile = false.",
+        )
+    grads = flash.gradients(grad[0], q_SHD, k_SKD, v_SKD, out[0], lse, layout.pieces, scale)
     return tuple(g.contiguous().transpose(0, 1)[None] for g in grads)  # type: ignore[return-value]
 
 

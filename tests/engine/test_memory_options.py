@@ -12,6 +12,7 @@ from rlctl.engine import prepacked, sampler, update
 from rlctl.engine.checkpointing import checkpoint_layers
 from rlctl.engine.compiling import compile_layers
 from rlctl.engine.model import wrap
+from rlctl.errors import ModelError
 from rlctl.types import Prompt
 from tests import defaults
 from tests.engine.test_exactness import some_rows
@@ -63,10 +64,11 @@ def test_compiled_layers_give_the_same_gradient(options: tuple[str, ...]) -> Non
     torch.testing.assert_close(gradient(*options)[0], gradient()[0], rtol=1e-4, atol=1e-6)
 
 
-def test_compiled_layers_with_a_window_give_the_same_gradient() -> None:
+def test_compiled_layers_with_a_window_that_cuts_are_refused() -> None:
     torch._dynamo.reset()
-    compiled, plain = gradient("compile", model=windowed()), gradient(model=windowed())
-    torch.testing.assert_close(compiled[0], plain[0], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ModelError, match="no sliding window") as error:
+        gradient("compile", model=windowed())
+    assert "local.compile = false" in (error.value.hint or "")
 
 
 def test_one_graph_serves_all_layers_and_lengths() -> None:
