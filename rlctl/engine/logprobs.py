@@ -50,7 +50,8 @@ def token_logprobs(hidden_TD: Tensor, head: Head, targets_T: Tensor) -> Tensor:
     """[T] log-probs of the targets, float32 nats."""
     logprobs_T = torch.empty(len(hidden_TD), device=hidden_TD.device)
     for tile in head.tiles(len(hidden_TD)):
-        logprobs_T[tile], _ = _statistics(head.logits(hidden_TD[tile]), targets_T[tile], head.temperature, False)
+        logits_tV = head.logits(hidden_TD[tile])
+        logprobs_T[tile] = _statistics(logits_tV, targets_T[tile], head.temperature, with_entropy=False)[0]
     return logprobs_T
 
 
@@ -80,10 +81,10 @@ def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOf
     for tile in head.tiles(tokens):
         h_tD, y_t = hidden_TD[tile], targets_T[tile]
         z_tV = head.logits(h_tD)
-        logprobs_T[tile], entropy_T[tile] = _statistics(z_tV, y_t, head.temperature, True)
+        logprobs_T[tile], entropy_T[tile], lse_t = _statistics(z_tV, y_t, head.temperature, with_entropy=True)
         to_logprob_t, to_entropy_t, kept = _differentiated(loss, tile, logprobs_T[tile], entropy_T[tile])
         losses.append(kept)
-        _to_gradient(z_tV, y_t, entropy_T[tile], to_logprob_t, to_entropy_t, head.temperature)
+        _to_gradient(z_tV, y_t, lse_t, entropy_T[tile], to_logprob_t, to_entropy_t, head.temperature)
         torch.mm(z_tV, head.weight_VD, out=grad_hidden[tile])
         weight_grad.add(lambda z=z_tV, h=h_tD: z.T @ h)  # type: ignore[misc]
         bias_grad.add(lambda z=z_tV: z.float().sum(0))  # type: ignore[misc]
@@ -92,30 +93,38 @@ def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOf
     return Backward(logprobs_T, entropy_T, losses, grad_hidden)
 
 
-def _statistics(z_tV: Tensor, y_t: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    """(log-probs of the targets [t], entropy [t]) of a tile of logits, in float32."""
-    logprobs, entropies = [], []
+def _statistics(z_tV: Tensor, y_t: Tensor, temperature: float, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probs of the targets, entropy or nothing, log-sum-exp), all [t] in float32, of a tile of logits."""
+    logprobs, entropies, sums = [], [], []
     for part in _parts(z_tV):
         z_sV = _scaled(z_tV[part], temperature)
-        z_sV = z_sV.sub_(z_sV.amax(-1, keepdim=True))
+        most_s1 = z_sV.amax(-1, keepdim=True)
+        z_sV = z_sV.sub_(most_s1)
         chosen_s = z_sV.gather(1, y_t[part, None])[:, 0]
         weights_sV = z_sV.exp() if with_entropy else z_sV.exp_()
         total_s = weights_sV.sum(-1)
         logprobs.append(chosen_s - total_s.log())
+        sums.append(most_s1[:, 0] + total_s.log())
         if with_entropy:
             # A weight of 0 comes from a logit of -inf: 0 * -inf is 0 here.
             mean_s = torch.linalg.vecdot(weights_sV, z_sV.nan_to_num_(neginf=0.0)) / total_s
             entropies.append(total_s.log() - mean_s)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else z_tV.new_empty(0)
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else z_tV.new_empty(0), torch.cat(sums)
 
 
 def _to_gradient(
-    z_tV: Tensor, y_t: Tensor, entropy_t: Tensor, to_logprob_t: Tensor, to_entropy_t: Tensor | None, temperature: float
+    z_tV: Tensor,
+    y_t: Tensor,
+    lse_t: Tensor,
+    entropy_t: Tensor,
+    to_logprob_t: Tensor,
+    to_entropy_t: Tensor | None,
+    temperature: float,
 ) -> None:
     """Turn a tile of logits into the gradient of the loss by them, in place."""
     for part in _parts(z_tV):
         logp_sV = _scaled(z_tV[part], temperature)
-        logp_sV = logp_sV.sub_(logp_sV.logsumexp(-1, keepdim=True))
+        logp_sV = logp_sV.sub_(lse_t[part, None])
         factor_s = -to_logprob_t[part, None]
         if to_entropy_t is None:
             grad_sV = logp_sV.exp_().mul_(factor_s)
