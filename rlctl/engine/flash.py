@@ -176,7 +176,7 @@ class _PaddedRuns:
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float) -> Grads:
         grads = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         for table in self.tables:
-            # The float32 kernel is several times faster here: runs are short, and bfloat16 costs packing.
+            # Measured on short causal runs: float32 takes a half to a third of the time of bfloat16.
             padded_grad = table.padded(grad, zero=True).float()
             given = (table.padded(x).float() for x in (q, k, v, out))
             padded_lse = table.padded(lse[..., None])[..., 0]
