@@ -51,15 +51,15 @@ def _micro_batch(
     policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], loss: LossSpec, denominator: float, compute: Compute
 ) -> LossStats:
     mine = [rows[position] for position in batch.rows]
-    tokens = _Tokens(policy, batch, mine, loss, denominator)
+    tokens = TokenLoss(policy, batch, mine, loss, denominator)
     with policy.packed_hidden(batch) as (hidden_TD, targets_T):
         outcome = loss_backward(hidden_TD.detach(), compute.head(policy), targets_T, tokens.loss)
         hidden_TD.backward(outcome.grad_hidden_TD)  # type: ignore[no-untyped-call]
-    return _stats(policy, batch, mine, outcome)
+    return micro_batch_stats(policy, batch, mine, outcome)
 
 
-class _Tokens:
-    """What the loss needs to know of the tokens of a micro-batch, all [T]."""
+class TokenLoss:
+    """The loss of a micro-batch, with what it needs to know of the tokens, all [T]."""
 
     def __init__(
         self, policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], loss: LossSpec, denominator: float
@@ -94,7 +94,10 @@ def _joined(parts: Sequence[LogProbs | None], device: torch.device) -> Tensor:
     return torch.from_numpy(np.concatenate([part for part in parts if part is not None])).to(device)
 
 
-def _stats(policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], outcome: Backward[LossTerms]) -> LossStats:
+def micro_batch_stats(
+    policy: Policy, batch: PackedBatch, rows: Sequence[TrainRow], outcome: Backward[LossTerms]
+) -> LossStats:
+    """What a micro-batch did, as sums."""
     tokens = len(batch.targets_T)
     logprobs_T = outcome.logprobs_T
     rollout_T = _joined([row.rollout_logprobs for row in rows], logprobs_T.device)

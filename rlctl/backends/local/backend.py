@@ -7,10 +7,7 @@ sampler reads is one the trainer writes. Master weights, moments and the referen
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
-import resource
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,10 +21,11 @@ from rlctl.backends.local.settings import LocalSettings
 from rlctl.engine import lora, sampler, update
 from rlctl.engine.checkpointing import checkpoint_layers
 from rlctl.engine.compiling import compile_layers
+from rlctl.engine.limits import compute_dtype, max_memory_bytes, must_fit_context, must_know_ids, name_dtype
 from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
-from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
+from rlctl.errors import BackendError, BackendUnavailable, CheckpointError
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -45,9 +43,6 @@ from rlctl.types import (
 T = TypeVar("T")
 
 NOT_STARTED = "the local backend is not started, or is closed already."
-
-SMALL_MODEL = 20_000_000
-"""Parameters below which a cpu computes in float32: there the casts cost more than bfloat16 saves."""
 
 
 class LocalBackend(Backend[LocalSettings]):
@@ -101,7 +96,7 @@ class LocalBackend(Backend[LocalSettings]):
         policy = load_policy(self.job.model, device=device)
         must_fit_context(policy, self.job.max_prompt_length + self.job.max_response_length)
         num_parameters = sum(p.numel() for p in policy.causal_lm.parameters())
-        dtype = _dtype(self.settings.dtype, device, num_parameters)
+        dtype = compute_dtype(self.settings.dtype, device, num_parameters)
         if self.job.lora is not None:
             lora.inject(policy.causal_lm, self.job.lora)
             policy = wrap(policy.causal_lm)
@@ -130,7 +125,7 @@ class LocalBackend(Backend[LocalSettings]):
 
     async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
         def work() -> list[list[Completion]]:
-            must_know_ids(self.policy, prompts)
+            must_know_ids(self.policy.vocab_size, prompts)
             completions, self.generate_stats = sampler.generate(
                 self.policy,
                 prompts,
@@ -167,7 +162,7 @@ class LocalBackend(Backend[LocalSettings]):
 
     async def optim_step(self, lr: float) -> OptimStats:
         stats = await self._run(lambda: self.optimizer.step(lr))
-        return replace(stats, max_memory_bytes=_max_memory_bytes(self.policy.device))
+        return replace(stats, max_memory_bytes=max_memory_bytes(self.policy.device))
 
     async def sync_weights(self) -> SyncReport:
         expected = {name: p for name, p in self.policy.causal_lm.named_parameters() if p.requires_grad}
@@ -193,7 +188,7 @@ class LocalBackend(Backend[LocalSettings]):
             else:
                 causal_lm.save_pretrained(path, state_dict=lora.merged_state(causal_lm))  # type: ignore[operator]
                 lora.save_adapter(causal_lm, path / "adapter")
-            _name_dtype(path / "config.json", self.policy.dtype)
+            name_dtype(path / "config.json", self.policy.dtype)
             torch.save(
                 {"masters": self.optimizer.master_state(), **self.optimizer.state(), "rng": torch.get_rng_state()},
                 path / "trainer.pt",
@@ -223,14 +218,6 @@ class LocalBackend(Backend[LocalSettings]):
             torch.cuda.empty_cache()
 
 
-def _max_memory_bytes(device: torch.device) -> int:
-    """Most memory held since the start: the device's own, or on a cpu that of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
-
-
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
@@ -239,53 +226,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device, num_parameters: int) -> torch.dtype:
-    if name != "auto":
-        return torch.float32 if name == "float32" else torch.bfloat16
-    if device.type == "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if _multiplies_bfloat16() and num_parameters > SMALL_MODEL else torch.float32
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether the cpu has instructions for it; without them bfloat16 is slower than float32."""
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
-
-
-def must_know_ids(policy: Policy, prompts: Sequence[Prompt]) -> None:
-    """Raises ModelError when a prompt holds a token that the model has no embedding for."""
-    largest = max((int(prompt.token_ids.max()) for prompt in prompts if len(prompt.token_ids)), default=0)
-    if largest >= policy.vocab_size:
-        raise ModelError(
-            f"a prompt holds token {largest}, the model knows {policy.vocab_size} tokens.",
-            hint="the tokenizer is not this model's: look at model.tokenizer.",
-        )
-
-
-def must_fit_context(policy: Policy, longest: int) -> None:
-    """Raises ModelError when sequences of that length leave what the model computes alike in every batch."""
-    if policy.max_context is not None and longest > policy.max_context:
-        raise ModelError(
-            f"data.max_prompt_length + rollout.max_response_length = {longest} tokens, "
-            f"the model's context is {policy.max_context}.",
-            hint="lower one of the two.",
-        )
-    rope = getattr(policy.causal_lm.config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in ("longrope", "dynamic") and longest > (original or policy.max_context or longest):
-        raise ModelError(
-            f"sequences of {longest} tokens switch the model's {rope['rope_type']} rotary scaling, which changes all "
-            f"positions with the longest one of a batch, above {original}.",
-            hint=f"keep data.max_prompt_length + rollout.max_response_length within {original}.",
-        )
-
-
-def _name_dtype(config_file: Path, dtype: torch.dtype) -> None:
-    """The saved config names the dtype of the saved weights, and no attention of ours."""
-    config = json.loads(config_file.read_text())
-    config.pop("_attn_implementation", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    config_file.write_text(json.dumps(config, indent=2) + "\n")
