@@ -24,6 +24,7 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.settings_tree", {"pydantic"}),
     ("rlctl.backends.settings", {"pydantic"}),
     ("rlctl.backends.*.settings", {"pydantic"}),
+    ("rlctl.backends.ray.*", {"ray", "torch", "numpy"}),
     ("rlctl.engine*", {"torch", "numpy"}),
     ("rlctl.backends.local.*", {"torch", "numpy"}),
     ("rlctl.types", {"numpy"}),
@@ -39,8 +40,14 @@ FORBIDDEN = [  # who -> whom it must not import, at any level
     ("rlctl.types", "rlctl."),
     ("rlctl.errors", "rlctl."),
     ("rlctl.engine*", "rlctl.backends"),
-    ("rlctl.backends.local*", "rlctl.backends.arctic"),
-    ("rlctl.backends.arctic*", "rlctl.backends.local"),
+    ("rlctl.grpo", "rlctl.backends.ray"),
+    ("rlctl.loop", "rlctl.backends.ray"),
+    *(
+        (f"rlctl.backends.{one}*", f"rlctl.backends.{other}")
+        for one in ("local", "ray", "arctic")
+        for other in ("local", "ray", "arctic")
+        if one != other
+    ),
 ]
 
 

@@ -267,4 +267,10 @@ register(
     settings="rlctl.backends.local.settings:LocalSettings",
     install="pip install rlctl",
 )
+register(
+    "ray",
+    backend="rlctl.backends.ray.backend:RayBackend",
+    settings="rlctl.backends.ray.settings:RaySettings",
+    install="pip install 'rlctl[ray]'",
+)
 _opening.clear()

@@ -1,0 +1,83 @@
+"""What a trainer writes and reads: the same files as the local backend's, whole, whatever the number of ranks.
+
+`trainer.pt` holds float32 masters by name, AdamW's state dict in the order of those names, the number of updates and
+torch's random state; so a run may go on with another number of ranks, another ZeRO stage, or another backend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlctl.backends.ray import zero
+from rlctl.engine import lora
+from rlctl.engine.limits import name_dtype
+from rlctl.errors import CheckpointError
+from rlctl.types import JobSpec, LossSpec
+
+NO_LOSS = LossSpec(
+    clip_ratio_low=0.2,
+    clip_ratio_high=0.2,
+    clip_ratio_c=None,
+    kl_coef=0.0,
+    kl_estimator="k3",
+    entropy_coeff=0.0,
+    loss_agg_mode="token-mean",
+    max_response_length=1,
+)
+"""Any loss will do for a micro-batch of weight zero."""
+
+
+def trainer_state(engine: Any, trained: dict[str, nn.Parameter], *, job: JobSpec, version: int) -> dict[str, Any]:
+    """Masters, moments and counts, whole, on every rank."""
+    masters = dict(zero.full_masters(trained))
+    moments = dict(zero.full_moments(trained)) if version else {}
+    adamw = torch.optim.AdamW(
+        [nn.Parameter(torch.zeros(0)) for _ in trained],
+        lr=float(engine.optimizer.param_groups[0]["lr"]),
+        betas=job.betas,
+        weight_decay=job.weight_decay,
+    ).state_dict()
+    adamw["state"] = {
+        i: {"step": torch.tensor(float(version)), **moments[name]} for i, name in enumerate(trained) if moments
+    }
+    return {"masters": masters, "adamw": adamw, "version": version, "rng": torch.get_rng_state()}
+
+
+def write(path: Path, causal_lm: Any, *, weights: dict[str, Tensor], state: dict[str, Any], job: JobSpec) -> None:
+    """The Hugging Face folder with `trainer.pt` beside it. Raises CheckpointError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if job.lora is None:
+            causal_lm.save_pretrained(path, state_dict=weights)
+        else:
+            causal_lm.save_pretrained(path, state_dict=lora.merged_state(causal_lm))
+            lora.save_adapter(causal_lm, path / "adapter")
+        name_dtype(path / "config.json", next(iter(weights.values())).dtype)
+        torch.save(state, path / "trainer.pt")
+    except (OSError, RuntimeError) as error:
+        # torch reports a full disk as RuntimeError.
+        raise CheckpointError(f"{path} cannot be written: {error}.") from error
+
+
+def merged(causal_lm: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The weights of a plain model that computes what the one with LoRA factors does; tied ones once."""
+    state = {name: tensor.cpu() for name, tensor in lora.merged_state(causal_lm).items()}
+    names = {name.replace(".base_layer.", ".") for name in named if ".lora_" not in name}
+    return {name: tensor for name, tensor in state.items() if name in names}
+
+
+def restore(engine: Any, trained: dict[str, nn.Parameter], state: dict[str, Any]) -> None:
+    """Take masters, moments and counts back; moments of a run without an update are zero."""
+    zero.set_masters(trained, state["masters"])
+    saved = state["adamw"]["state"]
+    moments = {
+        name: {key: saved[i][key] if saved else torch.zeros_like(state["masters"][name]) for key in zero.MOMENTS}
+        for i, name in enumerate(trained)
+    }
+    zero.set_moments(trained, moments)
+    zero.set_step_count(engine, int(saved[0]["step"]) if saved else 0)
+    torch.set_rng_state(state["rng"].cpu())

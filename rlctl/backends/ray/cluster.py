@@ -1,0 +1,127 @@
+"""The Ray cluster of a run: connect or start one, reserve its places, start actors there, and give all of it back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlctl.backends.ray.placement import Device, Plan, Seat, shortage
+from rlctl.errors import BackendUnavailable
+
+PASSED_ON = ("HF_", "HUGGING_FACE_", "NCCL_", "GLOO_", "VLLM_", "TORCH_", "DS_", "OMP_")
+"""Beginnings of the environment variables that actors on other machines get too; settings travel as objects."""
+
+
+class Cluster:
+    """A connection to Ray, and what this run has reserved there."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+        self._started_here = False
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """Start a cluster on this machine or connect to one. Raises BackendUnavailable.
+
+        To be called off the main thread: there Ray leaves the signal handlers as they are.
+        """
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(
+                address=self.address or "local",
+                include_dashboard=False if self.address is None else None,
+                log_to_driver=os.environ.get("RLCTL_RAY_LOGS") == "1",
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+            raise BackendUnavailable(
+                f"no Ray cluster answers at remote_backend.ray.address = {self.address}: {_first_line(error)}",
+                hint="`ray start --head` starts one; null starts one on this machine for the time of the run.",
+            ) from error
+        self._started_here = True
+
+    def device(self, wanted: str) -> Device:
+        """Which kind of device the run takes: auto is cuda when a machine of the cluster has a GPU."""
+        if wanted == "auto":
+            return "cuda" if any(node.get("GPU", 0) for node in self.free_by_node().values()) else "cpu"
+        return "cuda" if wanted == "cuda" else "cpu"
+
+    def free_by_node(self) -> dict[str, Mapping[str, float]]:
+        """Resources of each machine that nobody has reserved."""
+        from ray._private.state import available_resources_per_node
+
+        free: dict[str, Mapping[str, float]] = available_resources_per_node()
+        return free
+
+    def reserve(self, plan: Plan, *, timeout_s: float) -> None:
+        """Hold the plan's bundles. Raises BackendUnavailable at once when the cluster cannot, now or ever."""
+        told = shortage(plan.bundles, list(self.free_by_node().values()))
+        if told is not None:
+            raise BackendUnavailable(
+                f"the Ray cluster has too little room: {told}.",
+                hint="lower remote_backend.ray.trainer_ranks, sampler_replicas, cpus_per_rank or cpus_per_sampler, "
+                "or add machines.",
+            )
+        self._group = placement_group([dict(bundle) for bundle in plan.bundles], strategy="PACK")
+        done, _ = ray.wait([self._group.ready()], timeout=timeout_s)
+        if not done:
+            raise BackendUnavailable(
+                f"the places of the run were not reserved within {timeout_s:g} s.",
+                hint="is somebody else starting on this cluster?",
+            )
+
+    def actor(self, cls: type, seat: Seat, *args: object, concurrency: int | None = None) -> Any:
+        """A handle on a new actor of that class at its seat."""
+        options = {"max_concurrency": concurrency} if concurrency else {}
+        return (
+            ray.remote(cls)
+            .options(
+                num_cpus=seat.cpus,
+                num_gpus=seat.gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=self._group, placement_group_bundle_index=seat.bundle
+                ),
+                runtime_env={"env_vars": _environment(seat)},
+                max_restarts=0,
+                **options,
+            )
+            .remote(*args)
+        )
+
+    def end(self, actor: Any) -> None:
+        """Kill one actor."""
+        ray.kill(actor, no_restart=True)
+
+    def release(self, actors: Sequence[Any]) -> None:
+        """End the actors, give the places back, and stop the cluster if it was started here."""
+        if not ray.is_initialized():
+            return
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+        if self._started_here:
+            ray.shutdown()
+            self._started_here = False
+
+
+def _environment(seat: Seat) -> dict[str, str]:
+    passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
+    if not seat.gpus:
+        # Without this, DeepSpeed looks for an accelerator, and Ray would show none to an actor that asks for none.
+        passed |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(seat.threads)}
+    if "RLCTL_CACHE_DIR" in os.environ:
+        passed["RLCTL_CACHE_DIR"] = os.environ["RLCTL_CACHE_DIR"]
+    return passed
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
