@@ -77,11 +77,11 @@ def backend_block(name: str) -> type[BaseModel] | None:
 
 
 def is_known(keys: Keys) -> bool:
-    return field_type(keys) is not None or _is_free_table(keys[:-1])
+    return field_type(keys) is not None or any(_is_free_table(keys[:end]) for end in range(1, len(keys)))
 
 
 def _is_free_table(keys: Keys) -> bool:
-    """Whether any key may stand in the table at `keys`: a plugin's setting that is a plain dict."""
+    """Whether anything may stand in the table at `keys`, tables of its own included: a setting that is a plain dict."""
     annotation = field_type(keys) if keys else None
     return keys != ("remote_backend",) and dict in {get_origin(part) or part for part in _alternatives(annotation)}
 
