@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +42,55 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-llama")
     save_tiny_llama(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ray_stack() -> None:
+    """Ray, vLLM and DeepSpeed; a CI without them fails, a developer's machine skips."""
+    missing = [name for name in ("ray", "vllm", "deepspeed") if importlib.util.find_spec(name) is None]
+    if missing:
+        if os.environ.get("CI"):
+            pytest.fail(f"{', '.join(missing)} not installed; scripts/install.sh should have done it")
+        pytest.skip(f"needs {', '.join(missing)}: make test installs them on Linux x86-64")
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_stack: None) -> Iterator[None]:
+    """A Ray cluster of this machine with room for every test, to which backends connect in place of starting one."""
+    import ray
+
+    # Actors import the tests' own helpers too, and rlctl from the checkout.
+    environment = {"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}}
+    ray.init(
+        num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random Llama of the contract, with heads of 32 numbers: the smallest that vLLM's CPU kernels take."""
+    from tests.tiny import save_tiny_llama
+
+    folder = tmp_path_factory.mktemp("wide-llama")
+    save_tiny_llama(folder, head_dim=32)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_ray(cluster: None, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running Ray backend of two ranks and a sampler for the job of the contract's tests."""
+    from dataclasses import replace
+
+    from rlctl.backends.ray.backend import RayBackend
+    from rlctl.backends.ray.settings import RaySettings
+    from tests.backends.test_contract import JOB
+    from tests.ray import shared
+
+    settings = RaySettings(trainer_ranks=2, dtype="float32", device="cpu", kv_cache_gb=0.25)
+    running = shared.start(
+        lambda: RayBackend(settings, replace(JOB, model=str(llama))), tmp_path_factory.mktemp("first") / "saved"
+    )
+    yield running
+    running.stop()

@@ -51,15 +51,26 @@ def local_cuda(tiny_llama: Path, **job: Any) -> AnyBackend:
     return LocalBackend(settings, replace(JOB, model=str(tiny_llama), **job))
 
 
-BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16}
+def ray(tiny_llama: Path, **job: Any) -> AnyBackend:
+    from tests.ray import shared
+
+    return shared.backend(replace(JOB, **job))
+
+
+BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16, "ray": ray}
 if torch.cuda.is_available():  # collected only where it can run: a skip in CI would hide a missing backend
     BACKENDS["local-cuda"] = local_cuda
-EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2}
+EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2, "ray": 1e-4}
 """How far two computations of a log-prob may lie apart; bfloat16 logits of this model are spaced by up to 1/8."""
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.gpu if "cuda" in name else []) for name in BACKENDS])
+MARKS = {"local-cuda": pytest.mark.gpu, "ray": [pytest.mark.ray, pytest.mark.slow]}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in BACKENDS])
 def name(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("shared_ray")
     return str(request.param)
 
 

@@ -70,9 +70,8 @@ def merged(causal_lm: nn.Module, named: dict[str, nn.Parameter]) -> dict[str, Te
     return {name: tensor for name, tensor in state.items() if name in names}
 
 
-def restore(engine: Any, trained: dict[str, nn.Parameter], state: dict[str, Any]) -> None:
-    """Take masters, moments and counts back; moments of a run without an update are zero."""
-    zero.set_masters(trained, state["masters"])
+def restore_moments(engine: Any, trained: dict[str, nn.Parameter], state: dict[str, Any]) -> None:
+    """Take moments, counts and random state back; moments of a run without an update are zero."""
     saved = state["adamw"]["state"]
     moments = {
         name: {key: saved[i][key] if saved else torch.zeros_like(state["masters"][name]) for key in zero.MOMENTS}

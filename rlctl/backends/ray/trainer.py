@@ -303,11 +303,12 @@ class TrainerRank:
         """Continue from what `save` wrote, here or by the local backend, with any number of ranks."""
         try:
             state = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True, mmap=True)
-            # AdamW makes its moments in its first update; at learning rate 0 that one changes nothing.
+            zero.set_masters(self.trained, state["masters"])
+            # An update at learning rate 0 rounds the masters into the compute weights, and makes AdamW's moments.
             self._micro_batch(_empty(), [EMPTY], checkpoints.NO_LOSS, 1.0)
             zero.set_lr(self.engine, 0.0)
             self.engine.step()
-            checkpoints.restore(self.engine, self.trained, state)
+            checkpoints.restore_moments(self.engine, self.trained, state)
             self.version = int(state["version"])
         except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:
             raise CheckpointError(

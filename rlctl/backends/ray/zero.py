@@ -131,7 +131,7 @@ def full_masters(named: dict[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]
 
 
 def set_masters(named: dict[str, nn.Parameter], masters: dict[str, Tensor]) -> None:
-    """Write whole float32 masters, and their rounded copies into the compute weights."""
+    """Write whole float32 masters; the compute weights follow with the next update."""
     from deepspeed.utils import safe_set_full_fp32_param
 
     for name, p in named.items():
