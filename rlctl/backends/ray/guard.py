@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -20,20 +21,22 @@ class Guard:
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+        self._starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._starter.wait()
 
     def watch(self, pids: list[int]) -> None:
-        assert self._process.stdin is not None
+        assert self._starter.stdin is not None
         for pid in pids:
             if (started := start_time(pid)) is not None:
-                self._process.stdin.write(f"{pid} {started}\n")
-        self._process.stdin.flush()
+                self._starter.stdin.write(f"{pid} {started}\n")
+        self._starter.stdin.flush()
 
     def release(self) -> None:
         """Clear up now, and wait until it is done."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        assert self._starter.stdin is not None
+        assert self._starter.stdout is not None
+        self._starter.stdin.close()
+        self._starter.stdout.read()
 
 
 def start_time(pid: int) -> str | None:
@@ -63,16 +66,45 @@ def descendants(pid: int) -> list[int]:
 
 def main(folder: str) -> None:
     """Wait for the end of standard input, then kill and remove."""
+    # Ray kills the children of an actor with it, so the guard must not be one: its parent ends here.
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    watched = [line.split() for line in sys.stdin]
-    for pid, started in watched:
-        if start_time(int(pid)) == started:
+    watched = {(int(pid), started) for pid, started in (line.split() for line in sys.stdin)}
+    trackers = {(pid, started) for pid, started in watched if is_tracker(pid)}
+    kill(watched - trackers)
+    # A resource tracker ends with its processes, and removes the shared memory that they could not.
+    wait_for(trackers)
+    kill(trackers)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def kill(processes: set[tuple[int, str]]) -> None:
+    for pid, started in processes:
+        if start_time(pid) == started:
             try:
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-    shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(processes: set[tuple[int, str]]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and any(start_time(pid) == started for pid, started in processes):
+        time.sleep(0.05)
+
+
+PATIENCE_S = 5.0
+"""Seconds in which a resource tracker may clear up."""
 
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ COLOCATED_SHARE = 0.4
 """Of a GPU's memory, for a sampler that shares it with a trainer, which keeps its weights and moments there."""
 
 
+CPU_BATCH_TOKENS = 4096
+"""Tokens of one pass through the model on a CPU."""
+
+
 class VllmEngine(RolloutEngine):
     """An AsyncLLM."""
 
@@ -154,7 +158,13 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "seed": 0,
     }
     if spec.device == "cpu":
-        ours |= {"kv_cache_memory_bytes": spec.kv_cache_bytes, "enforce_eager": True}
+        ours |= {
+            "kv_cache_memory_bytes": spec.kv_cache_bytes,
+            "enforce_eager": True,
+            # A prompt cut in two draws a token too many, which vLLM takes back from a seeded generator only on a GPU.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(CPU_BATCH_TOKENS, spec.max_model_len),
+        }
     elif spec.sleeps:
         ours["gpu_memory_utilization"] = COLOCATED_SHARE
     return {**ours, **spec.overrides}
