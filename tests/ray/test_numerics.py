@@ -52,26 +52,24 @@ def job(model: Path) -> JobSpec:
     )
 
 
-class Ranks:
-    """Trainer actors without samplers, on the tests' cluster."""
+def ranks(model: Path, *, world: int, stage: int, dtype: str) -> Any:
+    """The Ray backend with trainer ranks and no sampler."""
+    from rlctl.backends.ray.backend import RayBackend
+    from rlctl.backends.ray.fleet import Fleet
+    from rlctl.backends.ray.settings import RaySettings
 
-    def __init__(self, model: Path, *, world: int, stage: int, dtype: str) -> None:
-        from rlctl.backends.ray.backend import RayBackend
-        from rlctl.backends.ray.settings import RaySettings
-
-        settings = RaySettings(
-            trainer_ranks=world, zero_stage=stage, dtype=dtype, logits_tile_tokens=7, colocate=False, device="cpu"
-        )
-        self.backend = OnlyTrainers(RayBackend)(settings, job(model))
-
-
-def OnlyTrainers(base: Any) -> Any:  # a class made when Ray is there
-    class Trainers(base):
+    class Trainers(Fleet):
         def _place_sampler(self, index: int) -> None: ...
 
-        async def sync_weights(self) -> None: ...
+    class WithoutSamplers(RayBackend):
+        async def sync_weights(self) -> Any: ...
 
-    return Trainers
+    settings = RaySettings(
+        trainer_ranks=world, zero_stage=stage, dtype=dtype, logits_tile_tokens=7, colocate=False, device="cpu"
+    )
+    backend = WithoutSamplers(settings, job(model))
+    backend.fleet = Trainers(settings, job(model))
+    return backend
 
 
 async def updates(backend: Any) -> tuple[list[Any], list[float], list[OptimStats], list[Any]]:
@@ -118,7 +116,7 @@ def test_updates_equal_the_local_backends(
     cluster: None, llama: Path, expected: tuple[str, Any], stage: int, world: int
 ) -> None:
     dtype, (before, losses, stats, after) = expected
-    got = run(Ranks(llama, world=world, stage=stage, dtype=dtype).backend)
+    got = run(ranks(llama, world=world, stage=stage, dtype=dtype))
     relative = {"float32": 1e-5, "bfloat16": 0.01}[dtype]
     moved = {"float32": 1e-4, "bfloat16": 0.3}[dtype]
     for mine, theirs in zip(got[0], before, strict=True):
@@ -136,7 +134,7 @@ def test_updates_equal_the_local_backends(
 
 
 def test_rows_without_completions_and_ranks_without_rows(cluster: None, llama: Path) -> None:
-    backend = Ranks(llama, world=2, stage=2, dtype="float32").backend
+    backend = ranks(llama, world=2, stage=2, dtype="float32")
     none = np.zeros(0, np.int32)
     only = replace(rows()[0], completion_ids=none, rollout_logprobs=none.astype(np.float32))
 

@@ -31,8 +31,15 @@ def test_apart_each_has_a_bundle_of_its_own() -> None:
 def test_colocated_on_gpus_a_sampler_shares_its_gpus_with_as_many_ranks() -> None:
     made = plan(settings(trainer_ranks=4, sampler_replicas=2, tensor_parallel_size=2), device="cuda")
     assert made.bundles == ({"CPU": 3.0, "GPU": 2.0},) * 2
-    assert [(seat.bundle, seat.gpus) for seat in made.trainers] == [(0, 0.5), (0, 0.5), (1, 0.5), (1, 0.5)]
-    assert [(seat.bundle, seat.gpus) for seat in made.samplers] == [(0, 1.0), (1, 1.0)]
+    # Halves of two GPUs would be one whole GPU to Ray: the ranks take them, and the sampler borrows both.
+    assert [(seat.bundle, seat.gpus) for seat in made.trainers] == [(0, 1.0), (0, 1.0), (1, 1.0), (1, 1.0)]
+    assert [(seat.bundle, seat.gpus, seat.borrows_from) for seat in made.samplers] == [(0, 0, (0, 1)), (1, 0, (2, 3))]
+
+
+def test_colocated_on_gpus_one_rank_and_one_sampler_halve_a_gpu() -> None:
+    made = plan(settings(trainer_ranks=2, sampler_replicas=2), device="cuda")
+    assert made.bundles == ({"CPU": 2.0, "GPU": 1.0},) * 2
+    assert [(seat.bundle, seat.gpus) for seat in (*made.trainers, *made.samplers)] == [(0, 0.5), (1, 0.5)] * 2
 
 
 def test_no_bundle_is_given_out_twice() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +15,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlctl.backends.base import Backend
-from rlctl.backends.ray import placement, rollouts, sync
+from rlctl.backends.ray import rollouts, sync
 from rlctl.backends.ray.actors import answer, ask
 from rlctl.backends.ray.balance import balance
-from rlctl.backends.ray.cluster import Cluster
-from rlctl.backends.ray.sampler import Replica, Sampler, probe_ids
+from rlctl.backends.ray.fleet import HEAD, Fleet
+from rlctl.backends.ray.sampler import probe_ids
 from rlctl.backends.ray.settings import RaySettings
-from rlctl.backends.ray.trainer import Rank, Started, TrainerRank
 from rlctl.backends.ray.waiting import Patience, answers
 from rlctl.engine.limits import must_know_ids
-from rlctl.errors import BackendError, CheckpointError, ConfigError, RlctlError
+from rlctl.errors import BackendError, CheckpointError, ConfigError
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -49,10 +47,6 @@ FIRST_CHECKS = 10
 """Syncs from the start after each of which sampler and trainer are compared."""
 PROBE_LIMITS = {"float32": (1e-3, 1e-3), "bfloat16": (0.15, 1.0)}
 """(mean, maximum) of the difference of two log-probs of the probe, nats: bfloat16 logits of 16 are 1/8 apart."""
-CLOSE_S = 20.0
-"""Seconds in which actors may end by themselves."""
-IN_FLIGHT = 10_000
-"""Prompts that one sampler takes at a time; its engine queues what it cannot draw at once."""
 
 
 class RayBackend(Backend[RaySettings]):
@@ -60,24 +54,13 @@ class RayBackend(Backend[RaySettings]):
 
     def __init__(self, settings: RaySettings, job: JobSpec) -> None:
         super().__init__(settings, job)
-        self.run_id = uuid.uuid4().hex[:12]
-        self.cluster = Cluster(settings.address)
+        self.fleet = Fleet(settings, job)
         self.patience = Patience(settings.request_timeout_s, settings.stall_notice_s)
-        self.trainers: dict[str, Any] = {}
-        self.samplers: dict[str, Any] = {}
         self.reissued_prompts = 0
         """Prompts whose sampler died and that were drawn anew, over the whole run."""
-        self._machines: dict[str, str] = {}
         self._syncs = 0
         self._in_sync = False
         self._awake = True
-        self._started: Started | None = None
-
-    @property
-    def started(self) -> Started:
-        if self._started is None:
-            raise BackendError("the ray backend is not started, or is closed already.")
-        return self._started
 
     async def start(self) -> BackendInfo:
         if self.job.lora is not None and self.settings.zero_stage == 3:
@@ -85,59 +68,12 @@ class RayBackend(Backend[RaySettings]):
                 "model.lora.rank > 0 needs whole weights, which remote_backend.ray.zero_stage = 3 cuts.",
                 hint="set remote_backend.ray.zero_stage = 2: LoRA has few gradients and moments to spread.",
             )
-        patience = Patience(self.settings.start_timeout_s, self.settings.stall_notice_s)
-        await self._in_thread(self.cluster.connect, what="connect to Ray", patience=patience)
-        device = self.cluster.device(self.settings.device)
-        if device == "cpu" and self.settings.offload != "none":
-            raise ConfigError(
-                f'remote_backend.ray.offload = "{self.settings.offload}" moves memory off GPUs; this run has none.',
-                hint='set it to "none".',
-            )
-        self._plan = placement.plan(self.settings, device=device)
-        reserve: Callable[[], None] = lambda: self.cluster.reserve(self._plan, timeout_s=patience.timeout_s)  # noqa: E731
-        await self._in_thread(reserve, what="reserve places", patience=patience)
-        self._place(device)
-        await self._load_model(patience)
+        await self.fleet.start()
         await self.sync_weights()
-        return self.started.info
-
-    async def _in_thread(self, work: Callable[[], T], *, what: str, patience: Patience) -> T:
-        return (await answers({"Ray": asyncio.to_thread(work)}, what=what, patience=patience))["Ray"]
-
-    def _place(self, device: placement.Device) -> None:
-        """Start every actor's process."""
-        for i, seat in enumerate(self._plan.trainers):
-            rank = Rank(i, len(self._plan.trainers), device, seat.threads, self.run_id)
-            self.trainers[rank.name] = self.cluster.actor(TrainerRank, seat, self.settings, self.job, rank)
-        self._device = device
-        for i in range(len(self._plan.samplers)):
-            self._place_sampler(i)
-
-    def _place_sampler(self, index: int) -> None:
-        seat = self._plan.samplers[index]
-        replica = Replica(index, self._device, seat.threads, self.run_id)
-        self.samplers[replica.name] = self.cluster.actor(
-            Sampler, seat, self.settings, self.job, replica, concurrency=IN_FLIGHT
-        )
-
-    async def _load_model(self, patience: Patience) -> None:
-        """Check what can be checked without the model, then load it everywhere at once."""
-        everyone = {**self.trainers, **self.samplers}
-        self._machines = await ask(everyone, lambda a: a.machine.remote(), what="start actors", patience=patience)
-        checked = await ask(everyone, lambda a: a.check.remote(), what="check settings", patience=patience)
-        dtype = checked["trainer rank 0"]
-        head = self.trainers["trainer rank 0"]
-        address = (
-            await ask({"trainer rank 0": head}, lambda a: a.open_store.remote(), what="meet", patience=patience)
-        )["trainer rank 0"]
-        loading: dict[str, Awaitable[Any]] = {
-            **{name: answer(name, a.start.remote(address, dtype)) for name, a in self.trainers.items()},
-            **{name: answer(name, a.start.remote(dtype)) for name, a in self.samplers.items()},
-        }
-        self._started = (await answers(loading, what="load the model", patience=patience))["trainer rank 0"]
+        return self.fleet.started.info
 
     async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
-        must_know_ids(self.started.info.vocab_size, prompts)
+        must_know_ids(self.fleet.started.info.vocab_size, prompts)
         rollouts.must_be_unfiltered(sampling)
         if not self._in_sync:
             await self.sync_weights()
@@ -145,7 +81,7 @@ class RayBackend(Backend[RaySettings]):
         await self._wake()
         groups = await self._sampled(prompts, n=n, sampling=sampling)
         self.generate_stats = GenerateStats(
-            flops=rollouts.flops(self.started.shape, prompts, groups),
+            flops=rollouts.flops(self.fleet.started.shape, prompts, groups),
             seconds=time.perf_counter() - start,
             tokens=sum(len(c.token_ids) for group in groups for c in group),
         )
@@ -157,8 +93,9 @@ class RayBackend(Backend[RaySettings]):
         if lost:
             self.reissued_prompts += len(lost)
             logger.warning("%d prompts are drawn anew, since their sampler died", len(lost))
-            if not self.samplers:
-                await self._replace_samplers()
+            if not self.fleet.samplers:
+                await self.fleet.replace_sampler()
+                await self.sync_weights()
             again, lost = await self._draw(prompts, lost, n=n, sampling=sampling)
             groups |= again
         if lost:
@@ -169,10 +106,10 @@ class RayBackend(Backend[RaySettings]):
         self, prompts: Sequence[Prompt], positions: Sequence[int], *, n: int, sampling: Sampling
     ) -> tuple[dict[int, list[Completion]], list[int]]:
         """(completions by position, positions whose sampler died); the dead are dropped."""
-        shares = rollouts.spread(positions, list(self.samplers))
+        shares = rollouts.spread(positions, list(self.fleet.samplers))
         asked = {
             f"{name}, prompt {i}": rollouts.completions_or_death(
-                name, self.samplers[name].generate.remote(prompts[i], n=n, sampling=sampling)
+                name, self.fleet.samplers[name].generate.remote(prompts[i], n=n, sampling=sampling)
             )
             for i, name in shares.items()
         }
@@ -181,17 +118,8 @@ class RayBackend(Backend[RaySettings]):
         lost = {i: death for i, death in by_position.items() if isinstance(death, BaseException)}
         for name in {shares[i] for i in lost}:
             logger.warning("%s", next(death for i, death in lost.items() if shares[i] == name))
-            await asyncio.to_thread(self.cluster.end, self.samplers.pop(name))
+            await self.fleet.drop(name)
         return {i: g for i, g in by_position.items() if not isinstance(g, BaseException)}, sorted(lost)
-
-    async def _replace_samplers(self) -> None:
-        """Start one sampler anew, with the trainer's weights, when none is left."""
-        patience = Patience(self.settings.start_timeout_s, self.settings.stall_notice_s)
-        self._place_sampler(0)
-        dtype = self.started.info.dtype
-        self._machines |= await ask(self.samplers, lambda a: a.machine.remote(), what="start anew", patience=patience)
-        await ask(self.samplers, lambda a: a.start.remote(dtype), what="load the model anew", patience=patience)
-        await self.sync_weights()
 
     async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
         if reference and not self.job.needs_reference:
@@ -205,13 +133,13 @@ class RayBackend(Backend[RaySettings]):
         self, rows: Sequence[TrainRow], *, reference: bool, temperature: float | None
     ) -> list[LogProbs]:
         await self._sleep()
-        shares = balance(rows, ranks=len(self.trainers))
+        shares = balance(rows, ranks=len(self.fleet.trainers))
         asked = {
             name: answer(
                 name,
                 actor.log_probs.remote([rows[i] for i in share], reference=reference, temperature=temperature),
             )
-            for (name, actor), share in zip(self.trainers.items(), shares, strict=True)
+            for (name, actor), share in zip(self.fleet.trainers.items(), shares, strict=True)
         }
         parts = await answers(asked, what="score", patience=self.patience)
         result = [np.zeros(0, dtype=np.float32) for _ in rows]
@@ -222,13 +150,13 @@ class RayBackend(Backend[RaySettings]):
 
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
         await self._sleep()
-        shares = balance(rows, ranks=len(self.trainers))
+        shares = balance(rows, ranks=len(self.fleet.trainers))
         asked = {
             name: answer(
                 name,
                 actor.forward_backward.remote([rows[i] for i in share], loss=loss, loss_denominator=loss_denominator),
             )
-            for (name, actor), share in zip(self.trainers.items(), shares, strict=True)
+            for (name, actor), share in zip(self.fleet.trainers.items(), shares, strict=True)
         }
         parts = await answers(asked, what="update", patience=self.patience)
         return sum(parts.values(), start=LossStats())
@@ -241,8 +169,8 @@ class RayBackend(Backend[RaySettings]):
 
     async def _on_trainers(self, call: Callable[[Any], Awaitable[T]], *, what: str) -> list[T]:
         """The answer of each rank, in their order."""
-        _ = self.started
-        return list((await ask(self.trainers, call, what=what, patience=self.patience)).values())
+        _ = self.fleet.started
+        return list((await ask(self.fleet.trainers, call, what=what, patience=self.patience)).values())
 
     async def sync_weights(self) -> SyncReport:
         try:
@@ -258,32 +186,32 @@ class RayBackend(Backend[RaySettings]):
         return SyncReport(received[0].expected, min(r.sent for r in received), tensors.version)
 
     async def _delivered(self, tensors: sync.Tensors) -> list[sync.Received]:
-        head = self.trainers["trainer rank 0"]
-        here = self._machines["trainer rank 0"]
-        away = any(self._machines[name] != here for name in self.samplers)
+        head = self.fleet.trainers[HEAD]
+        here = self.fleet.machines[HEAD]
+        away = any(self.fleet.machines[name] != here for name in self.fleet.samplers)
         contents = [head.content.remote(file) for file in tensors.files] if away else []
         asked = {
-            name: answer(name, actor.load.remote(tensors, *(contents if self._machines[name] != here else [])))
-            for name, actor in self.samplers.items()
+            name: answer(name, actor.load.remote(tensors, *(contents if self.fleet.machines[name] != here else [])))
+            for name, actor in self.fleet.samplers.items()
         }
         return list((await answers(asked, what="load weights", patience=self.patience)).values())
 
     async def _discard(self) -> None:
-        if "trainer rank 0" in self.trainers:
-            head = self.trainers["trainer rank 0"]
+        if HEAD in self.fleet.trainers:
+            head = self.fleet.trainers[HEAD]
             try:
-                await ask({"trainer rank 0": head}, lambda a: a.discard.remote(), what="clear", patience=self.patience)
+                await ask({HEAD: head}, lambda a: a.discard.remote(), what="clear", patience=self.patience)
             except BackendError:
                 # The rank is gone, and its guard removes the files; what it died of is being told already.
                 return
 
     async def _must_agree(self) -> None:
         """Raises BackendError when a sampler's log-probs of a fixed text are not the trainer's."""
-        ids = probe_ids(self.started.info.vocab_size)
+        ids = probe_ids(self.fleet.started.info.vocab_size)
         row = TrainRow(ids[:1], ids[1:], 0.0, np.zeros(len(ids) - 1, np.float32))
-        theirs = await ask(self.samplers, lambda a: a.score.remote(ids), what="compare", patience=self.patience)
+        theirs = await ask(self.fleet.samplers, lambda a: a.score.remote(ids), what="compare", patience=self.patience)
         (mine,) = await self._log_probs([row], reference=False, temperature=1.0)
-        mean, most = PROBE_LIMITS[self.started.info.dtype]
+        mean, most = PROBE_LIMITS[self.fleet.started.info.dtype]
         for name, told in theirs.items():
             gap = np.abs(told - mine)
             if not (gap.mean() <= mean and gap.max() <= most):
@@ -295,14 +223,14 @@ class RayBackend(Backend[RaySettings]):
 
     async def _wake(self) -> None:
         if not self._awake:
-            await ask(self.samplers, lambda a: a.wake.remote(), what="wake", patience=self.patience)
+            await ask(self.fleet.samplers, lambda a: a.wake.remote(), what="wake", patience=self.patience)
             self._awake = True
 
     async def _sleep(self) -> None:
         """Colocated samplers on GPUs give their memory to the trainers."""
-        _ = self.started
-        if self._awake and self.settings.colocate and self._device == "cuda":
-            await ask(self.samplers, lambda a: a.sleep.remote(), what="sleep", patience=self.patience)
+        _ = self.fleet.started
+        if self._awake and self.settings.colocate and self.fleet.device == "cuda":
+            await ask(self.fleet.samplers, lambda a: a.sleep.remote(), what="sleep", patience=self.patience)
             self._awake = False
 
     async def save(self, path: Path) -> None:
@@ -319,18 +247,4 @@ class RayBackend(Backend[RaySettings]):
         self._in_sync = False
 
     async def close(self) -> None:
-        actors = {**self.trainers, **self.samplers}
-        self.trainers, self.samplers, self._started = {}, {}, None
-        ending = [asyncio.create_task(_ended(name, actor)) for name, actor in actors.items()]
-        try:
-            await asyncio.gather(*ending)
-        finally:
-            await asyncio.to_thread(self.cluster.release, list(actors.values()))
-
-
-async def _ended(name: str, actor: Any) -> None:
-    """Let an actor end by itself; one that cannot is killed by whoever called."""
-    try:
-        await ask({name: actor}, lambda a: a.close.remote(), what="close", patience=Patience(CLOSE_S, CLOSE_S))
-    except RlctlError as error:
-        logger.debug("%s", error)
+        await self.fleet.close()

@@ -31,18 +31,15 @@ NO_LOSS = LossSpec(
 """Any loss will do for a micro-batch of weight zero."""
 
 
-def trainer_state(engine: Any, trained: dict[str, nn.Parameter], *, job: JobSpec, version: int) -> dict[str, Any]:
-    """Masters, moments and counts, whole, on every rank."""
-    masters = dict(zero.full_masters(trained))
-    moments = dict(zero.full_moments(trained)) if version else {}
+def trainer_state(
+    masters: dict[str, Tensor], moments: dict[str, dict[str, Tensor]], *, job: JobSpec, version: int, lr: float
+) -> dict[str, Any]:
+    """The content of `trainer.pt`; no moments before the first update."""
     adamw = torch.optim.AdamW(
-        [nn.Parameter(torch.zeros(0)) for _ in trained],
-        lr=float(engine.optimizer.param_groups[0]["lr"]),
-        betas=job.betas,
-        weight_decay=job.weight_decay,
+        [nn.Parameter(torch.zeros(0)) for _ in masters], lr=lr, betas=job.betas, weight_decay=job.weight_decay
     ).state_dict()
     adamw["state"] = {
-        i: {"step": torch.tensor(float(version)), **moments[name]} for i, name in enumerate(trained) if moments
+        i: {"step": torch.tensor(float(version)), **moments[name]} for i, name in enumerate(masters) if moments
     }
     return {"masters": masters, "adamw": adamw, "version": version, "rng": torch.get_rng_state()}
 

@@ -21,8 +21,8 @@ PASSED_ON = ("HF_", "HUGGING_FACE_", "NCCL_", "GLOO_", "VLLM_", "TORCH_", "DS_",
 class Cluster:
     """A connection to Ray, and what this run has reserved there."""
 
-    def __init__(self, address: str | None) -> None:
-        self.address = address
+    def __init__(self, address: str | None, *, actor_output: bool) -> None:
+        self.address, self.actor_output = address, actor_output
         self._started_here = False
         self._group: Any = None
 
@@ -37,7 +37,7 @@ class Cluster:
             ray.init(
                 address=self.address or "local",
                 include_dashboard=False if self.address is None else None,
-                log_to_driver=os.environ.get("RLCTL_RAY_LOGS") == "1",
+                log_to_driver=self.actor_output,
                 logging_level=logging.ERROR,
             )
         except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
@@ -77,8 +77,10 @@ class Cluster:
                 hint="is somebody else starting on this cluster?",
             )
 
-    def actor(self, cls: type, seat: Seat, *args: object, concurrency: int | None = None) -> Any:
-        """A handle on a new actor of that class at its seat."""
+    def actor(
+        self, cls: type, seat: Seat, *args: object, concurrency: int | None = None, borrowed: Sequence[str] = ()
+    ) -> Any:
+        """A handle on a new actor of that class at its seat; `borrowed` names the GPUs of others that it uses."""
         options = {"max_concurrency": concurrency} if concurrency else {}
         return (
             ray.remote(cls)
@@ -88,7 +90,7 @@ class Cluster:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=self._group, placement_group_bundle_index=seat.bundle
                 ),
-                runtime_env={"env_vars": _environment(seat)},
+                runtime_env={"env_vars": _environment(seat, borrowed)},
                 max_restarts=0,
                 **options,
             )
@@ -113,9 +115,12 @@ class Cluster:
             self._started_here = False
 
 
-def _environment(seat: Seat) -> dict[str, str]:
+def _environment(seat: Seat, borrowed: Sequence[str]) -> dict[str, str]:
     passed = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
-    if not seat.gpus:
+    if borrowed:
+        # Ray shows no GPU to an actor that reserves none, unless it is told to leave the variable alone.
+        passed |= {"CUDA_VISIBLE_DEVICES": ",".join(borrowed), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    elif not seat.gpus:
         # Without this, DeepSpeed looks for an accelerator, and Ray would show none to an actor that asks for none.
         passed |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(seat.threads)}
     if "RLCTL_CACHE_DIR" in os.environ:

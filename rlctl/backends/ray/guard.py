@@ -2,7 +2,8 @@
 
 `kill -9` of a sampler leaves its engine's processes behind and files in shared memory. The guard holds the reading end
 of a pipe; once that closes, it kills the processes it was told of and removes the folder. Runs without rlctl or any
-package: `python -I -S guard.py FOLDER`, then lines "PID START-TIME" on its standard input.
+package: `python -I -S guard.py FOLDER`, then lines "PID START-TIME" and
+"file PATH" on its standard input.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 
@@ -29,6 +29,8 @@ class Guard:
         for pid in pids:
             if (started := start_time(pid)) is not None:
                 self._starter.stdin.write(f"{pid} {started}\n")
+            for file in shared_files(pid):
+                self._starter.stdin.write(f"file {file}\n")
         self._starter.stdin.flush()
 
     def release(self) -> None:
@@ -45,6 +47,15 @@ def start_time(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
         return None
+
+
+def shared_files(pid: int) -> set[str]:
+    """Files in shared memory that a process has mapped: they outlive it when it cannot remove them."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
 
 
 def descendants(pid: int) -> list[int]:
@@ -72,20 +83,12 @@ def main(folder: str) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    watched = {(int(pid), started) for pid, started in (line.split() for line in sys.stdin)}
-    trackers = {(pid, started) for pid, started in watched if is_tracker(pid)}
-    kill(watched - trackers)
-    # A resource tracker ends with its processes, and removes the shared memory that they could not.
-    wait_for(trackers)
-    kill(trackers)
+    told = [line.split() for line in sys.stdin]
+    kill({(int(pid), started) for pid, started in told if pid != "file"})
+    for kind, file in told:
+        if kind == "file":
+            Path(file).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_tracker(pid: int) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def kill(processes: set[tuple[int, str]]) -> None:
@@ -95,16 +98,6 @@ def kill(processes: set[tuple[int, str]]) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-
-
-def wait_for(processes: set[tuple[int, str]]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and any(start_time(pid) == started for pid, started in processes):
-        time.sleep(0.05)
-
-
-PATIENCE_S = 5.0
-"""Seconds in which a resource tracker may clear up."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Where each actor goes, as plain data: roles -> bundles of a placement group, and what a cluster lacks for them.
 
 A bundle is what must lie on one machine. Colocated, a trainer's device and a sampler's are one, and each takes half of
-it by Ray's fractional resources; apart, each has a bundle of its own. Nothing here imports Ray.
+it by Ray's fractional resources; apart, each has a bundle of its own. A sampler of several GPUs cannot take halves (Ray
+would give it half as many whole ones, and two ranks the same one): there ranks take the GPUs, and the sampler borrows
+theirs. Nothing here imports Ray.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class Seat:
     cpus: float
     gpus: float
     threads: int
+    borrows_from: tuple[int, ...] = ()
+    """Trainer ranks whose GPUs this actor uses without a share of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +61,28 @@ def _colocated_on_gpus(settings: RaySettings) -> Plan:
             hint="change one of them, or set remote_backend.ray.colocate = false.",
         )
     cpus = settings.cpus_per_sampler + width * settings.cpus_per_rank
+    whole = width > 1
     return Plan(
         bundles=tuple({"CPU": cpus, "GPU": float(width)} for _ in range(settings.sampler_replicas)),
         trainers=tuple(
-            Seat(f"trainer rank {i}", i // width, settings.cpus_per_rank, 0.5, _threads(settings.cpus_per_rank))
+            Seat(
+                f"trainer rank {i}",
+                i // width,
+                settings.cpus_per_rank,
+                1.0 if whole else 0.5,
+                _threads(settings.cpus_per_rank),
+            )
             for i in range(ranks)
         ),
         samplers=tuple(
-            Seat(f"sampler {i}", i, settings.cpus_per_sampler, 0.5 * width, _threads(settings.cpus_per_sampler))
+            Seat(
+                f"sampler {i}",
+                i,
+                settings.cpus_per_sampler,
+                0.0 if whole else 0.5,
+                _threads(settings.cpus_per_sampler),
+                borrows_from=tuple(range(i * width, (i + 1) * width)) if whole else (),
+            )
             for i in range(settings.sampler_replicas)
         ),
     )

@@ -39,7 +39,7 @@ class Sampler:
 
     def __init__(self, settings: RaySettings, job: JobSpec, replica: Replica) -> None:
         self.settings, self.job, self.replica = settings, job, replica
-        self.folder = sync.folder_of(replica.run_id, who=replica.name)
+        self.folder = sync.folder_of(replica.run_id, who=f"{replica.name} {os.getpid()}")
         self.guard = Guard(self.folder)
         self.engine: RolloutEngine = rollout_engines.load(settings.rollout_engine)()
         self.expected: sync.Manifest = {}

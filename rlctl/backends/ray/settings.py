@@ -91,6 +91,8 @@ class RaySettings(RemoteBackendSettings):
     """More of DeepSpeed's config, merged over rlctl's; what would change a result is refused."""
     vllm: dict[str, Any] = Field(default={})
     """More of vLLM's engine arguments, by its names; what rlctl must decide itself is refused."""
+    actor_output: bool = False
+    """Show what the actors' processes print, vLLM's and DeepSpeed's own words among it, on standard error."""
     start_timeout_s: PositiveFloat = 600.0
     """Seconds until all actors must be there and hold the model."""
     stall_notice_s: PositiveFloat = 30.0

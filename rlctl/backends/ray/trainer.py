@@ -77,7 +77,7 @@ class TrainerRank:
             max_tokens=job.max_tokens_per_device,
             tile_tokens=settings.logits_tile_tokens if settings.tiled_logits_compute else None,
         )
-        self.folder = sync.folder_of(rank.run_id, who=rank.name)
+        self.folder = sync.folder_of(rank.run_id, who=f"{rank.name} {os.getpid()}")
         self.guard = Guard(self.folder)
         self.version = 0
         self.reference: Any = None
@@ -86,6 +86,10 @@ class TrainerRank:
         """Ray's name of the machine this actor runs on."""
         node: str = ray.get_runtime_context().get_node_id()
         return node
+
+    def visible_devices(self) -> str:
+        """The GPUs that Ray has given to this rank, as CUDA_VISIBLE_DEVICES names them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def check(self) -> str:
         """The name of the compute dtype. Raises ConfigError when a setting cannot be used here; nothing is loaded."""
@@ -236,8 +240,7 @@ class TrainerRank:
         share = zero.own_share(list(self.trained.values()), rank=self.rank.rank, world=self.rank.world)
         changed = sum(int((old != new).sum()) for old, (_, new) in zip(before, share, strict=True))
         total = sum(old.numel() for old in before)
-        counts = torch.tensor([changed, total], dtype=torch.float64 if self.device.type == "cpu" else torch.float32)
-        counts = self._summed(counts)
+        counts = self._summed(torch.tensor([changed, total], dtype=torch.float64))
         return OptimStats(
             grad_norm=norm if stepped else float("nan"),
             lr=lr,
@@ -268,8 +271,7 @@ class TrainerRank:
         """Write the whole compute weights, LoRA merged, into this machine's shared memory; rank 0 tells where."""
         weights = self._plain_weights()
         if self.rank.rank:
-            for _ in weights:
-                pass
+            zero.collected(weights, keep=False)
             return None
         return sync.write(self.folder, weights, version=self.version)
 
@@ -294,9 +296,13 @@ class TrainerRank:
             raise CheckpointError(
                 f"a weight is not finite, so {path} was not written.", hint="earlier checkpoints are untouched."
             )
-        weights = dict(zero.full_weights(self.named))
-        state = checkpoints.trainer_state(self.engine, self.trained, job=self.job, version=self.version)
-        if self.rank.rank == 0:
+        keep = self.rank.rank == 0
+        weights = zero.collected(zero.full_weights(self.named), keep=keep)
+        masters = zero.collected(zero.full_masters(self.trained), keep=keep)
+        moments = zero.collected(zero.full_moments(self.trained), keep=keep) if self.version else {}
+        if keep:
+            lr = float(self.engine.optimizer.param_groups[0]["lr"])
+            state = checkpoints.trainer_state(masters, moments, job=self.job, version=self.version, lr=lr)
             checkpoints.write(path, self.policy.causal_lm, weights=weights, state=state, job=self.job)
 
     def load(self, path: Path) -> None:

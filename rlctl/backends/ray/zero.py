@@ -8,15 +8,18 @@ has is not known before. Everything here that touches a full tensor is a collect
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlctl.backends.ray.installed import require
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.errors import ConfigError
 from rlctl.presets import did_you_mean
 from rlctl.types import JobSpec
+
+T = TypeVar("T")
 
 
 def config(settings: RaySettings, job: JobSpec, *, dtype: torch.dtype) -> dict[str, Any]:
@@ -57,7 +60,8 @@ def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_config(settings: RaySettings) -> None:
-    """Raises ConfigError when the `zero_optimization` override has a key that DeepSpeed does not know."""
+    """Raises ConfigError for a `zero_optimization` that DeepSpeed does not know, BackendUnavailable without it."""
+    require("deepspeed")
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
@@ -108,6 +112,15 @@ def own_share(parameters: list[Any], *, rank: int, world: int) -> list[tuple[int
     if parameters and hasattr(parameters[0], "ds_tensor"):
         return [(i, p.ds_tensor.data) for i, p in enumerate(parameters)]
     return [(i, p.data) for i, p in enumerate(parameters) if i % world == rank]
+
+
+def collected(pairs: Iterator[tuple[str, T]], *, keep: bool) -> dict[str, T]:
+    """The pairs as a dict; without `keep` they are gone through, as the collectives need, and dropped one by one."""
+    kept = {}
+    for name, value in pairs:
+        if keep:
+            kept[name] = value
+    return kept
 
 
 def full_weights(named: dict[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:

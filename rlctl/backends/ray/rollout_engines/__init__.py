@@ -16,12 +16,11 @@ ENGINES = {
     "vllm": "rlctl.backends.ray.rollout_engines.vllm:VllmEngine",
 }
 
-INSTALL = "pip install 'rlctl[ray]'"
-
 
 def load(name: str) -> type[RolloutEngine]:
-    """The class of an engine. Raises BackendUnavailable when what it needs is not installed."""
-    from rlctl.backends.importing import import_foreign
+    """The class of an engine; what it is built on is imported when it is checked or started."""
+    from importlib import import_module
 
-    engine: type[RolloutEngine] = import_foreign(ENGINES[name], needed_by=f"rollout engine {name!r}", install=INSTALL)
+    module, _, attribute = ENGINES[name].partition(":")
+    engine: type[RolloutEngine] = getattr(import_module(module), attribute)
     return engine

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from rlctl.backends.ray.installed import require
 from rlctl.backends.ray.rollout_engines.base import EngineDied, EngineSpec, RolloutEngine
 from rlctl.backends.ray.sync import Received, Tensors
 from rlctl.errors import BackendError, ConfigError
@@ -40,8 +42,7 @@ class VllmEngine(RolloutEngine):
 
     @staticmethod
     def check(overrides: dict[str, Any]) -> None:
-        from dataclasses import fields
-
+        require("vllm")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         known = [field.name for field in fields(AsyncEngineArgs)]
