@@ -1,4 +1,4 @@
-"""Two Ray nodes, each with its own trainer rank, the sampler away from rank 0: on one machine, by Ray's own harness.
+"""Two Ray nodes, each with a trainer rank and a sampler, one of which is away from rank 0: by Ray's own harness.
 
 Run in a process of its own, since a process is connected to one cluster at a time.
 """
@@ -20,14 +20,14 @@ from dataclasses import replace
 from ray.cluster_utils import Cluster
 
 def main(model):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     cluster.add_node(num_cpus=2)
     from rlctl.backends.ray.backend import RayBackend
     from rlctl.backends.ray.settings import RaySettings
     from tests.backends.test_contract import JOB, LOSS, num_tokens, sampled
     settings = RaySettings(
-        address=cluster.address, trainer_ranks=2, colocate=False, device="cpu", dtype="float32", kv_cache_gb=0.25,
-        zero_stage=3, cpus_per_rank=1, cpus_per_sampler=1,
+        address=cluster.address, trainer_ranks=2, sampler_replicas=2, device="cpu", dtype="float32", kv_cache_gb=0.25,
+        zero_stage=3, cpus_per_rank=2,
     )
     backend = RayBackend(settings, replace(JOB, model=model, needs_reference=False))
 
@@ -56,7 +56,7 @@ main(sys.argv[1])
 """
 
 
-def test_ranks_on_two_machines_train_a_sampler_on_one_of_them(llama: Path) -> None:
+def test_ranks_on_two_machines_train_a_sampler_on_each(llama: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(llama)], capture_output=True, text=True, cwd=root, timeout=240
@@ -65,6 +65,7 @@ def test_ranks_on_two_machines_train_a_sampler_on_one_of_them(llama: Path) -> No
     found = json.loads(done.stdout.split("FOUND ")[1])
     machines = found["machines"]
     assert machines["trainer rank 0"] != machines["trainer rank 1"]
+    assert machines["sampler 0"] != machines["sampler 1"]
     assert found["sent"] == found["expected"] == 20
     assert found["grad_norm"] > 0
     assert found["gap"] < 1e-4
