@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from rlctl.errors import BackendUnavailable
 
 PASSED_ON = ("HF_", "HUGGING_FACE_", "NCCL_", "GLOO_", "VLLM_", "TORCH_", "DS_", "OMP_")
 """Beginnings of the environment variables that actors on other machines get too; settings travel as objects."""
+
+
+CONNECT_S = 10.0
+"""Seconds in which a cluster's address must take a connection."""
 
 
 class Cluster:
@@ -34,13 +39,14 @@ class Cluster:
         if ray.is_initialized():
             return
         try:
+            _must_answer(self.address)
             ray.init(
                 address=self.address or "local",
                 include_dashboard=False if self.address is None else None,
                 log_to_driver=self.actor_output,
                 logging_level=logging.ERROR,
             )
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
             raise BackendUnavailable(
                 f"no Ray cluster answers at remote_backend.ray.address = {self.address}: {_first_line(error)}",
                 hint="`ray start --head` starts one; null starts one on this machine for the time of the run.",
@@ -126,6 +132,16 @@ def _environment(seat: Seat, borrowed: Sequence[str]) -> dict[str, str]:
     if "RLCTL_CACHE_DIR" in os.environ:
         passed["RLCTL_CACHE_DIR"] = os.environ["RLCTL_CACHE_DIR"]
     return passed
+
+
+def _must_answer(address: str | None) -> None:
+    """Raises OSError or ValueError when nobody listens at `host:port`, where Ray itself would try for minutes."""
+    if address in (None, "auto", "local"):
+        return
+    host, colon, port = str(address).removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdigit()):
+        raise ValueError("it is not HOST:PORT, ray://HOST:PORT or auto.")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
 
 
 def _first_line(error: Exception) -> str:
