@@ -29,6 +29,9 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/presets/smoke.toml",
         "rlctl/embedded/tiny/model.safetensors",
         "rlctl/engine/decode_attention.c",
+        "rlctl/engine/draw.c",
+        "rlctl/engine/element.h",
+        "rlctl/engine/elementwise.c",
     ):
         assert wanted in names
     assert not any(name.startswith(("tests", "presets")) for name in names)
