@@ -34,7 +34,9 @@ def vllm_side(args) -> None:  # type: ignore[no-untyped-def]
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM, SamplingParams
 
-    engine = LLM(args.model, dtype="bfloat16", enforce_eager=True, max_num_seqs=256, max_model_len=2048)
+    engine = LLM(
+        args.model, dtype="bfloat16", enforce_eager=True, max_num_seqs=256, max_model_len=args.prompt + args.response
+    )
     vocab = engine.llm_engine.model_config.get_vocab_size()
     prompts = [
         {"prompt_token_ids": prompt.token_ids.tolist()}

@@ -63,14 +63,15 @@ class LlamaStep:
         norms = [None if norm is None else norm.weight.data_ptr() for norm in (layer.q_norm, layer.k_norm)]
         self.kernels.rotate(
             q.data_ptr(), k.data_ptr(), cosine.data_ptr(), sine.data_ptr(), *norms,
-            rows, q.shape[1] // width, k.shape[1] // width, width, layer.q_norm.eps if layer.q_norm else 0.0,
+            rows, q.shape[1] // width, k.shape[1] // width, width, q.shape[1], k.shape[1],
+            layer.q_norm.eps if layer.q_norm else 0.0,
         )  # fmt: skip
         heads = (x.view(rows, -1, 1, width) for x in (q, k, v))
         return step.attend(number, *heads, scale=layer.scale, window=None).view(rows, -1)
 
     def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, in the memory of gate."""
-        self.kernels.silu_mul(gate.data_ptr(), up.data_ptr(), gate.numel())
+        self.kernels.silu_mul(gate.data_ptr(), up.data_ptr(), gate.data_ptr(), *gate.shape, gate.shape[1])
         return gate
 
 

@@ -33,9 +33,18 @@ Kernel = Callable[..., int]
 _ARGUMENTS = {
     "decode_attention": (*(c_void_p,) * 12, *(c_int64,) * 6, c_float),
     "add_rms_norm": (*(c_void_p,) * 4, *(c_int64,) * 2, c_float),
-    "rotate": (*(c_void_p,) * 6, *(c_int64,) * 4, c_float),
+    "rms_norm_backward": (*(c_void_p,) * 6, *(c_int64,) * 3, c_float),
+    "rotate": (*(c_void_p,) * 6, *(c_int64,) * 6, c_float),
+    "rotate_backward": (*(c_void_p,) * 3, *(c_int64,) * 3),
+    "silu_mul": (*(c_void_p,) * 3, *(c_int64,) * 3),
+    "silu_mul_backward": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
+    "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
+    "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
+    "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
+    "add_into": (c_void_p, c_void_p, c_int64),
     "draw": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
-    "silu_mul": (c_void_p, c_void_p, c_int64),
 }
 """Pointers first, then sizes, then numbers, as the sources say."""
 
@@ -57,10 +66,46 @@ class Elementwise:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.add_rms_norm = _function(library, "add_rms_norm")
+        self.rms_norm_backward = _function(library, "rms_norm_backward")
         self.rotate = _function(library, "rotate")
+        self.rotate_backward = _function(library, "rotate_backward")
         self.silu_mul = _function(library, "silu_mul")
+        self.silu_mul_backward = _function(library, "silu_mul_backward")
 
 
+class AttentionTiles:
+    """The functions of `attention_tiles.c` for one element type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.softmax = _function(library, "softmax")
+        self.softmax_backward = _function(library, "softmax_backward")
+        self.row_dots = _function(library, "row_dots")
+
+
+@functools.cache
+def attention_tiles(dtype: torch.dtype) -> AttentionTiles | None:
+    """None as for `elementwise`."""
+    library = _library("attention_tiles", dtype)
+    return None if library is None else AttentionTiles(library)
+
+
+class Logits:
+    """The functions of `logits.c` for one element type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.statistics = _function(library, "statistics")
+        self.to_gradient = _function(library, "to_gradient")
+        self.add_into = _function(library, "add_into")
+
+
+@functools.cache
+def logits(dtype: torch.dtype) -> Logits | None:
+    """None as for `elementwise`."""
+    library = _library("logits", dtype)
+    return None if library is None else Logits(library)
+
+
+@functools.cache
 def elementwise(dtype: torch.dtype) -> Elementwise | None:
     """None without a C compiler, for other types than float32 and bfloat16, or with RLCTL_NO_KERNELS set."""
     library = _library("elementwise", dtype)

@@ -59,6 +59,8 @@ class LlamaDecoder:
     norm: RmsNorm
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     head_width: int
+    recompute: bool = False
+    """Keep only the input of each layer for the backward pass (`checkpointing.py`)."""
 
 
 def recognise(causal_lm: Any) -> LlamaDecoder | None:
@@ -87,6 +89,8 @@ def _layer(layer: Any) -> LlamaLayer | None:
         return None
     if len(linears) != 7 or any(type(m) is not nn.Linear for m in linears):
         return None
+    if not (_alike(attention.q_proj, attention.k_proj, attention.v_proj) and _alike(mlp.gate_proj, mlp.up_proj)):
+        return None
     norms = [_norm(m) for m in (layer.input_layernorm, layer.post_attention_layernorm)]
     own = [_norm(getattr(attention, name)) for name in sorted(head_norms, reverse=True)]
     if None in norms or None in own or len({norm.eps for norm in own if norm}) > 1:
@@ -108,6 +112,11 @@ def _layer(layer: Any) -> LlamaLayer | None:
         down=mlp.down_proj,
         scale=float(attention.scaling),
     )
+
+
+def _alike(*linears: nn.Linear) -> bool:
+    """Whether all have a bias, or none: then their products can be one."""
+    return len({m.bias is None for m in linears}) == 1
 
 
 def _children(module: Any) -> set[str]:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlctl.engine import decode_step
-from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, during, shared_prefix_attention
+from rlctl.engine import decode_step, packed_layers
+from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, during, of, shared_prefix_attention
 from rlctl.engine.llama import LlamaDecoder, recognise
 from rlctl.engine.logprobs import Head, token_logprobs
 from rlctl.engine.packing import PackedBatch, pack
@@ -63,6 +63,9 @@ class Policy:
 
         `shared_prefix` is the handle of `attention.during`.
         """
+        layout = of(shared_prefix)
+        if self.llama is not None and isinstance(layout, PackedLayout):
+            return packed_layers.hidden(self.llama, ids[0], positions[0], layout)[None]
         out = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=shared_prefix)
         hidden: Tensor = out.last_hidden_state
         return hidden
