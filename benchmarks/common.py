@@ -86,7 +86,9 @@ class Side:
         self.name = name
         self.rows: list[Row] = []
         command = [sys.executable, sys.argv[0], *arguments, "--side", name]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # As `rlctl` sets it: idle OpenMP threads sleep soon, on both sides.
+        told = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "GOMP_SPINCOUNT": "10000"}
+        environment = {**told, **os.environ}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

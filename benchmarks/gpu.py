@@ -114,7 +114,7 @@ def measure(shape: str, device: torch.device, args: argparse.Namespace) -> dict[
     job = JobSpec("", 1.0, (), False, args.tokens, args.prompt, args.response, 0.0, (0.9, 0.95), 1.0)
     optimizer = MasterOptimizer(causal_lm, dtype=torch.bfloat16, job=job)
     if args.compile:
-        compile_layers(causal_lm)
+        compile_layers(policy)
     peak, source = device_peak(device, torch.bfloat16)
     prompts = common.random_prompts(args.prompts, args.prompt, vocab=policy.vocab_size)
     rows = rows_of(args.prompts, args.n, args.prompt, args.response, vocab=policy.vocab_size)

@@ -28,7 +28,12 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/presets/gsm8k-grpo.toml",
         "rlctl/presets/smoke.toml",
         "rlctl/embedded/tiny/model.safetensors",
+        "rlctl/engine/attention_tiles.c",
         "rlctl/engine/decode_attention.c",
+        "rlctl/engine/draw.c",
+        "rlctl/engine/element.h",
+        "rlctl/engine/elementwise.c",
+        "rlctl/engine/logits.c",
     ):
         assert wanted in names
     assert not any(name.startswith(("tests", "presets")) for name in names)

@@ -48,6 +48,11 @@ class PackedLayout:
         self.prompt_kv: dict[int, tuple[Tensor, Tensor]] | None = {} if keep_prompt_kv else None
         self._masks: dict[int | None, tuple[Tensor | None, Tensor | None]] = {}
 
+    def keep(self, layer: int, k_SKD: Tensor, v_SKD: Tensor) -> None:
+        """Remember the prompts' keys and values of a layer as [G, K, P, D]."""
+        assert self.prompt_kv is not None
+        self.prompt_kv[layer] = tuple(x[self.prompt_index_GP].transpose(1, 2) for x in (k_SKD, v_SKD))  # type: ignore[assignment]
+
     def masks(self, window: int | None) -> tuple[Tensor | None, Tensor | None]:
         """Boolean masks for (prompts among themselves, completions over prompt and self); None = plain causal."""
         if window not in self._masks:
@@ -103,6 +108,11 @@ _passes: dict[int, PackedLayout | DecodeStep] = {}
 _handles = count()
 
 
+def of(handle: Tensor) -> PackedLayout | DecodeStep:
+    """What `during` gave that handle for."""
+    return _passes[int(handle)]
+
+
 def shared_prefix_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -129,7 +139,7 @@ def shared_prefix_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     if torch.compiler.is_compiling():
         return _attention(query, key, value, shared_prefix, layer, scale, sliding_window)[0], None
-    return _attend(query, key, value, _passes[int(shared_prefix)], layer, scale, sliding_window)[0], None
+    return _attend(query, key, value, of(shared_prefix), layer, scale, sliding_window)[0], None
 
 
 _OTHER_MODEL = "use a model of the Llama, Qwen2, Qwen3 or SmolLM families, or another backend."
@@ -144,8 +154,7 @@ def _attend(
         return what.attend(layer, q, k, v, scale=scale, window=window), unknown
     q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
     if what.prompt_kv is not None:
-        prompt_k, prompt_v = (x[what.prompt_index_GP].transpose(1, 2) for x in (k_SKD, v_SKD))
-        what.prompt_kv[layer] = (prompt_k, prompt_v)
+        what.keep(layer, k_SKD, v_SKD)
     if _flashes(q_SHD, what, window):
         out, lse = flash.SharedPrefixFlash.apply(q_SHD, k_SKD, v_SKD, what.pieces, scale)  # type: ignore[no-untyped-call]
         return out[None], lse
@@ -188,7 +197,7 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, handle: Tensor, layer: int, scale: float, window: int | None
 ) -> tuple[Tensor, Tensor]:
     """`_attend` as one opaque operation of a compiled graph."""
-    out, lse = _attend(q, k, v, _passes[int(handle)], layer, scale, window)
+    out, lse = _attend(q, k, v, of(handle), layer, scale, window)
     return out.contiguous(), lse
 
 
@@ -203,7 +212,7 @@ def _attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, handle: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of [B, H, tokens, D], [B, K, tokens, D] twice; `window` 0 is none."""
-    layout = _passes[int(handle)]
+    layout = of(handle)
     assert isinstance(layout, PackedLayout)
     q_SHD, k_SKD, v_SKD = (x[0].transpose(0, 1) for x in (q, k, v))
     if not _flashes(q_SHD, layout, window or None):

@@ -3,10 +3,11 @@
 A row is one completion in the making. Rows stand densely in slots 0..B-1, so that a step is one batch without holes;
 when a row ends, the last one moves into its slot. The prompt of a group is held once:
 
-    prompt_kv [L, groups, K, P, D]    written once, when the group enters
+    prompt_k  [L, groups, K, D, P]    written once, when the group enters; transposed, as its product wants it
+    prompt_v  [L, groups, K, P, D]
     own_kv    [L, rows,   K, C, D]    one token a step
 
-Both are allocated whole; on a CPU the system hands out memory page by page, as rows grow.
+All are allocated whole; on a CPU the system hands out memory page by page, as rows grow.
 
 Letters: B live rows, G group slots, M most live rows of one group, P longest prompt, C longest completion,
 H query heads, K key heads, D width of a head, L layers, A keys a step looks at.
@@ -14,7 +15,6 @@ H query heads, K key heads, D width of a head, L layers, A keys a step looks at.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,9 +38,9 @@ class KvCache:
     def __init__(
         self, *, shape: KvShape, rows: int, groups: int, prompt_tokens: int, new_tokens: int, like: Tensor
     ) -> None:
-        kinds = (2, shape.layers)
-        self.prompt_kv = like.new_empty(*kinds, groups, shape.heads, prompt_tokens, shape.width)
-        self.own_kv = like.new_empty(*kinds, rows, shape.heads, new_tokens, shape.width)
+        self.prompt_k = like.new_empty(shape.layers, groups, shape.heads, shape.width, prompt_tokens)
+        self.prompt_v = like.new_empty(shape.layers, groups, shape.heads, prompt_tokens, shape.width)
+        self.own_kv = like.new_empty(2, shape.layers, rows, shape.heads, new_tokens, shape.width)
         self.shape = shape
         self.max_rows = rows
         self.prompt_lengths_G: Index = np.zeros(groups, dtype=np.int64)
@@ -61,10 +61,10 @@ class KvCache:
     def enter(self, prompt_kv: dict[int, tuple[Tensor, Tensor]], prompt_lengths: Sequence[int], *, n: int) -> None:
         """Take groups of n rows in; `prompt_kv` has, for each layer, [new groups, K, longest, D] twice."""
         slots = [self.free_groups.pop() for _ in prompt_lengths]
-        where = torch.tensor(slots, device=self.prompt_kv.device)
-        for layer, kv in prompt_kv.items():
-            for kind in (0, 1):
-                self.prompt_kv[kind, layer, where, :, : kv[kind].shape[2]] = kv[kind]
+        where = torch.tensor(slots, device=self.own_kv.device)
+        for layer, (keys, values) in prompt_kv.items():
+            self.prompt_k[layer, where, :, :, : keys.shape[2]] = keys.transpose(-1, -2)
+            self.prompt_v[layer, where, :, : values.shape[2]] = values
         self.prompt_lengths_G[slots] = prompt_lengths
         self.group_B = np.concatenate([self.group_B, np.repeat(slots, n)])
         self.lengths_B = np.concatenate([self.lengths_B, np.zeros(len(slots) * n, dtype=np.int64)])
@@ -121,7 +121,7 @@ class _KernelTables:
     """The step as the C kernel wants it."""
 
     def __init__(self, step: DecodeStep) -> None:
-        self.cache = step.cache
+        cache = self.cache = step.cache
         starts = np.cumsum(step._counts) - step._counts
         self.tasks: Index = np.array(
             [
@@ -133,22 +133,23 @@ class _KernelTables:
         )
         self.rows = step._order.astype(np.int64)
         self.lengths = step.own_lengths_B
+        self._tables = tuple(x.ctypes.data for x in (self.tasks, self.rows, self.lengths, cache.prompt_lengths_G))
+        caches = (cache.own_kv[0], cache.own_kv[1], cache.prompt_k, cache.prompt_v)
+        self._layers = [
+            tuple(x.data_ptr() + layer * x[0].nbytes for x in caches) for layer in range(cache.shape.layers)
+        ]
+        self._capacities = (cache.own_kv.shape[4], cache.prompt_v.shape[3])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        cache = self.cache
         rows, heads, _, width = query.shape
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         out = torch.empty(rows, 1, heads, width, dtype=query.dtype)
-        own_k, own_v = cache.own_kv[:, layer]
-        prompt_k, prompt_v = cache.prompt_kv[:, layer]
-        pointers = [x.data_ptr() for x in (query, key, value, out, own_k, own_v, prompt_k, prompt_v)]
-        tables = [x.ctypes.data for x in (self.tasks, self.rows, self.lengths, cache.prompt_lengths_G)]
-        kv_heads = cache.shape.heads
-        sizes = (len(self.tasks), kv_heads, heads // kv_heads, own_k.shape[2], prompt_k.shape[2], window or 0)
-        assert cache.kernel is not None
-        failed = cache.kernel(
-            *map(ctypes.c_void_p, [*pointers, *tables]), *map(ctypes.c_int64, sizes), ctypes.c_float(scale)
-        )
+        kv_heads = self.cache.shape.heads
+        assert self.cache.kernel is not None
+        failed = self.cache.kernel(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), *self._layers[layer], *self._tables,
+            len(self.tasks), kv_heads, heads // kv_heads, *self._capacities, window or 0, scale,
+        )  # fmt: skip
         if failed:
             raise BackendError("out of memory while sampling.", hint="lower local.kv_cache_gb or local.max_num_seqs.")
         return out
@@ -188,12 +189,11 @@ class _TorchTables:
         own_k[self.all_B, :, self.own_B] = key[:, :, 0]
         own_v[self.all_B, :, self.own_B] = value[:, :, 0]
         own_k, own_v = own_k[:, :, : self.own_width], own_v[:, :, : self.own_width]
-        prompts = (
-            cache.prompt_kv[:, layer, : len(self.groups_G)] if self.dense else cache.prompt_kv[:, layer, self.groups_G]
-        )
-        prompt_k, prompt_v = prompts[:, :, :, : self.prompt_width]
+        groups = slice(len(self.groups_G)) if self.dense else self.groups_G
+        prompt_k = cache.prompt_k[layer, groups, :, :, : self.prompt_width]
+        prompt_v = cache.prompt_v[layer, groups, :, : self.prompt_width]
         q = query.view(rows, kv_heads, heads // kv_heads, width) * scale
-        to_prompt = self._by_row(self._by_group(q) @ prompt_k.transpose(-1, -2))
+        to_prompt = self._by_row(self._by_group(q) @ prompt_k)
         scores = torch.cat([to_prompt, q @ own_k.transpose(-1, -2)], dim=-1).float() + self._mask(window)
         weights = scores.softmax(-1).to(query.dtype)
         to_prompt, to_own = weights[..., : self.prompt_width], weights[..., self.prompt_width :]

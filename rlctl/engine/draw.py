@@ -1,7 +1,8 @@
 """Exact draws from the full softmax: a uniform number falls into one token's share of the cumulative sum.
 
 Blockwise: sums of blocks of the vocabulary first, then within the one block that was hit; a tenth of the cost of
-softmax and multinomial over 49k tokens. A few rows at a time, so that on a CPU their weights stay in its cache.
+softmax and multinomial over 49k tokens. A few rows at a time, so that on a CPU their weights stay in its cache; and
+by a C kernel there (`draw.c`), where nothing filters the vocabulary.
 
 Letters: B rows, V vocabulary.
 """
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlctl.engine import kernels
 from rlctl.types import Sampling
 
 BLOCK = 256
@@ -29,6 +31,10 @@ def draw(logits_BV: Tensor, uniforms_B: Uniforms, sampling: Sampling) -> tuple[T
     Token v is drawn when the uniform number falls into its share of the cumulative sum. At temperature 0 the
     likeliest token is taken and its log-prob is that at temperature 1.
     """
+    plain = sampling.temperature != 0.0 and not _filters(sampling)
+    kernel = kernels.draw(logits_BV.dtype) if plain and logits_BV.device.type == "cpu" else None
+    if kernel is not None:
+        return _draw_by(kernel, logits_BV.contiguous(), uniforms_B, sampling.temperature)
     rows = max(1, TILE.get(logits_BV.device.type, TILE["cpu"]) // logits_BV.shape[1])
     uniforms = torch.from_numpy(uniforms_B).to(logits_BV.device)
     parts = [
@@ -36,6 +42,20 @@ def draw(logits_BV: Tensor, uniforms_B: Uniforms, sampling: Sampling) -> tuple[T
         for start in range(0, len(logits_BV), rows)
     ]
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+
+
+def _draw_by(
+    kernel: kernels.Kernel, logits_BV: Tensor, uniforms_B: Uniforms, temperature: float
+) -> tuple[Tensor, Tensor]:
+    rows, vocab = logits_BV.shape
+    tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+    scratch = torch.empty(rows, -(-vocab // BLOCK), dtype=torch.float64)
+    uniforms_B = np.ascontiguousarray(uniforms_B, dtype=np.float64)
+    kernel(
+        logits_BV.data_ptr(), uniforms_B.ctypes.data, scratch.data_ptr(), tokens.data_ptr(), logprobs.data_ptr(),
+        rows, vocab, temperature,
+    )  # fmt: skip
+    return tokens, logprobs
 
 
 def _draw_tile(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

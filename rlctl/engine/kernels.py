@@ -1,7 +1,7 @@
-"""Build and load the C kernel of `decode_attention.c`, once for each machine, element type and width of a head.
+"""Build and load the C kernels of this folder, once for each machine, element type and what else they are built for.
 
-Decoding is a thousand small tensor operations a token; in torch, attention alone is 25 of them a layer and a third of
-the time. The kernel replaces those on a CPU where a C compiler is at hand; elsewhere `decode.py` computes the same
+Decoding is a thousand small tensor operations a token, and an update passes over memory many times for little
+arithmetic. The kernels do such work in one pass on a CPU where a C compiler is at hand; elsewhere the same is computed
 in torch, slower.
 """
 
@@ -16,36 +16,122 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from ctypes import c_float, c_int64, c_void_p
 from pathlib import Path
 
 import torch
 
 from rlctl.engine.peak import cache_folder
 
-SOURCE = Path(__file__).with_name("decode_attention.c")
+FOLDER = Path(__file__).parent
+HEADER = FOLDER / "element.h"
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 DEFINES = {torch.bfloat16: ("-DBF16",), torch.float32: ()}
 
 Kernel = Callable[..., int]
 
+_ARGUMENTS = {
+    "decode_attention": (*(c_void_p,) * 12, *(c_int64,) * 6, c_float),
+    "add_rms_norm": (*(c_void_p,) * 4, *(c_int64,) * 2, c_float),
+    "rms_norm_backward": (*(c_void_p,) * 6, *(c_int64,) * 3, c_float),
+    "rotate": (*(c_void_p,) * 6, *(c_int64,) * 6, c_float),
+    "rotate_backward": (*(c_void_p,) * 3, *(c_int64,) * 3),
+    "silu_mul": (*(c_void_p,) * 3, *(c_int64,) * 3),
+    "silu_mul_backward": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
+    "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
+    "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
+    "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
+    "add_into": (c_void_p, c_void_p, c_int64),
+    "draw": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
+}
+"""Pointers first, then sizes, then numbers, as the sources say."""
+
+
+def decode_attention(dtype: torch.dtype, width: int) -> Kernel | None:
+    """Attention of a decode step for elements of that type and heads of that width; None as for `elementwise`."""
+    library = _library("decode_attention", dtype, f"-DWIDTH={width}")
+    return None if library is None else _function(library, "decode_attention")
+
+
+def draw(dtype: torch.dtype) -> Kernel | None:
+    """Draws from the full softmax of logits of that type; None as for `elementwise`."""
+    library = _library("draw", dtype)
+    return None if library is None else _function(library, "draw")
+
+
+class Elementwise:
+    """The functions of `elementwise.c` for one element type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.add_rms_norm = _function(library, "add_rms_norm")
+        self.rms_norm_backward = _function(library, "rms_norm_backward")
+        self.rotate = _function(library, "rotate")
+        self.rotate_backward = _function(library, "rotate_backward")
+        self.silu_mul = _function(library, "silu_mul")
+        self.silu_mul_backward = _function(library, "silu_mul_backward")
+
+
+class AttentionTiles:
+    """The functions of `attention_tiles.c` for one element type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.softmax = _function(library, "softmax")
+        self.softmax_backward = _function(library, "softmax_backward")
+        self.row_dots = _function(library, "row_dots")
+
 
 @functools.cache
-def decode_attention(dtype: torch.dtype, width: int) -> Kernel | None:
-    """The C function for elements of that type and heads of that width.
+def attention_tiles(dtype: torch.dtype) -> AttentionTiles | None:
+    """None as for `elementwise`."""
+    library = _library("attention_tiles", dtype)
+    return None if library is None else AttentionTiles(library)
 
-    None without a C compiler, or with RLCTL_NO_KERNELS set.
-    """
+
+class Logits:
+    """The functions of `logits.c` for one element type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.statistics = _function(library, "statistics")
+        self.to_gradient = _function(library, "to_gradient")
+        self.add_into = _function(library, "add_into")
+
+
+@functools.cache
+def logits(dtype: torch.dtype) -> Logits | None:
+    """None as for `elementwise`."""
+    library = _library("logits", dtype)
+    return None if library is None else Logits(library)
+
+
+@functools.cache
+def elementwise(dtype: torch.dtype) -> Elementwise | None:
+    """None without a C compiler, for other types than float32 and bfloat16, or with RLCTL_NO_KERNELS set."""
+    library = _library("elementwise", dtype)
+    return None if library is None else Elementwise(library)
+
+
+def _function(library: ctypes.CDLL, name: str) -> Kernel:
+    function = getattr(library, name)
+    function.argtypes = _ARGUMENTS[name]
+    kernel: Kernel = function
+    return kernel
+
+
+@functools.cache
+def _library(name: str, dtype: torch.dtype, *defines: str) -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if dtype not in DEFINES or compiler is None or os.environ.get("RLCTL_NO_KERNELS"):
         return None
-    library = _built(compiler, (*FLAGS, *DEFINES[dtype], f"-DWIDTH={width}"))
-    return None if library is None else ctypes.CDLL(str(library)).decode_attention
+    built = _built(FOLDER / f"{name}.c", compiler, (*FLAGS, *DEFINES[dtype], *defines))
+    return None if built is None else ctypes.CDLL(str(built))
 
 
-def _built(compiler: str, flags: tuple[str, ...]) -> Path | None:
+def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> Path | None:
     """The shared library, from the cache folder or built into it; None when the compiler or the folder refuses."""
-    key = "\0".join([SOURCE.read_text(), compiler, *flags, _cpu_features()])
-    library = cache_folder() / f"decode_attention-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    key = "\0".join([source.read_text(), HEADER.read_text(), compiler, *flags, _cpu_features()])
+    library = cache_folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
     try:
@@ -53,7 +139,7 @@ def _built(compiler: str, flags: tuple[str, ...]) -> Path | None:
         with tempfile.TemporaryDirectory(dir=library.parent) as aside:
             built = Path(aside) / library.name
             subprocess.run(
-                [*compiler.split(), *flags, str(SOURCE), "-o", str(built), "-lm"],
+                [*compiler.split(), *flags, str(source), "-o", str(built), "-lm"],
                 check=True,
                 capture_output=True,
                 timeout=120,

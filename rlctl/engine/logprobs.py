@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlctl.engine import kernels
 from rlctl.engine.draw import TILE
 from rlctl.engine.optimizer import add_into
 
@@ -40,17 +41,24 @@ class Head:
         step = self.tile_tokens or max(tokens, 1)
         return (slice(start, min(start + step, tokens)) for start in range(0, tokens, step))
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Not yet divided by the temperature, in the type of the weights."""
-        return nn.functional.linear(hidden_TD, self.weight_VD, self.bias_V)
+    def logits(self, hidden_TD: Tensor, *, memory: Tensor) -> Tensor:
+        """Not yet divided by the temperature, in the type of the weights, in as many rows of that memory."""
+        z_TV = torch.mm(hidden_TD, self.weight_VD.T, out=memory[: len(hidden_TD)])
+        return z_TV if self.bias_V is None else z_TV.add_(self.bias_V)
+
+    def memory(self, tokens: int) -> Tensor:
+        """Of one tile: fresh memory for each costs as much as filling it."""
+        rows = min(self.tile_tokens or tokens, tokens)
+        return self.weight_VD.new_empty(rows, len(self.weight_VD), requires_grad=False)
 
 
 @torch.no_grad()
 def token_logprobs(hidden_TD: Tensor, head: Head, targets_T: Tensor) -> Tensor:
     """[T] log-probs of the targets, float32 nats."""
     logprobs_T = torch.empty(len(hidden_TD), device=hidden_TD.device)
+    memory = head.memory(len(hidden_TD))
     for tile in head.tiles(len(hidden_TD)):
-        logits_tV = head.logits(hidden_TD[tile])
+        logits_tV = head.logits(hidden_TD[tile], memory=memory)
         logprobs_T[tile] = _statistics(logits_tV, targets_T[tile], head.temperature, with_entropy=False)[0]
     return logprobs_T
 
@@ -78,16 +86,17 @@ def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOf
     grad_hidden = torch.empty_like(hidden_TD)
     weight_grad, bias_grad = (_Gradient(p) for p in (head.weight_VD, head.bias_V))
     losses = []
+    memory = head.memory(tokens)
     for tile in head.tiles(tokens):
         h_tD, y_t = hidden_TD[tile], targets_T[tile]
-        z_tV = head.logits(h_tD)
+        z_tV = head.logits(h_tD, memory=memory)
         logprobs_T[tile], entropy_T[tile], lse_t = _statistics(z_tV, y_t, head.temperature, with_entropy=True)
         to_logprob_t, to_entropy_t, kept = _differentiated(loss, tile, logprobs_T[tile], entropy_T[tile])
         losses.append(kept)
         _to_gradient(z_tV, y_t, lse_t, entropy_T[tile], to_logprob_t, to_entropy_t, head.temperature)
         torch.mm(z_tV, head.weight_VD, out=grad_hidden[tile])
-        weight_grad.add(lambda z=z_tV, h=h_tD: z.T @ h)  # type: ignore[misc]
-        bias_grad.add(lambda z=z_tV: z.float().sum(0))  # type: ignore[misc]
+        weight_grad.add(lambda out, z=z_tV, h=h_tD: torch.mm(z.T, h, out=out))  # type: ignore[misc]
+        bias_grad.add(lambda out, z=z_tV: torch.sum(z, 0, out=out))  # type: ignore[misc]
     for gradient in (weight_grad, bias_grad):
         gradient.finish()
     return Backward(logprobs_T, entropy_T, losses, grad_hidden)
@@ -95,6 +104,12 @@ def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOf
 
 def _statistics(z_tV: Tensor, y_t: Tensor, temperature: float, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probs of the targets, entropy or nothing, log-sum-exp), all [t] in float32, of a tile of logits."""
+    kernel = kernels.logits(z_tV.dtype) if z_tV.device.type == "cpu" else None
+    if kernel is not None:
+        outcome = tuple(torch.empty(len(z_tV)) for _ in range(3))
+        given = (z_tV, y_t, *outcome)
+        kernel.statistics(*(x.data_ptr() for x in given), *z_tV.shape, temperature)
+        return outcome  # type: ignore[return-value]
     logprobs, entropies, sums = [], [], []
     for part in _parts(z_tV):
         z_sV = _scaled(z_tV[part], temperature)
@@ -122,6 +137,12 @@ def _to_gradient(
     temperature: float,
 ) -> None:
     """Turn a tile of logits into the gradient of the loss by them, in place."""
+    kernel = kernels.logits(z_tV.dtype) if z_tV.device.type == "cpu" else None
+    if kernel is not None:
+        given = (z_tV, y_t, lse_t, entropy_t, to_logprob_t)
+        to_entropy = None if to_entropy_t is None else to_entropy_t.data_ptr()
+        kernel.to_gradient(*(x.data_ptr() for x in given), to_entropy, *z_tV.shape, temperature)
+        return
     for part in _parts(z_tV):
         logp_sV = _scaled(z_tV[part], temperature)
         logp_sV = logp_sV.sub_(lse_t[part, None])
@@ -165,13 +186,18 @@ class _Gradient:
     def __init__(self, parameter: nn.Parameter | None) -> None:
         self.parameter = parameter if parameter is not None and parameter.requires_grad else None
         self.sum: Tensor | None = getattr(self.parameter, "main_grad", None)
+        self.term: Tensor | None = None
 
-    def add(self, term: Callable[[], Tensor]) -> None:
+    def add(self, into: Callable[[Tensor], object]) -> None:
+        """`into` writes a term into the memory that it is given."""
         if self.parameter is None:
             return
         if self.sum is None:
             self.sum = torch.zeros(self.parameter.shape, device=self.parameter.device)
-        add_into(self.sum, term())
+        if self.term is None:
+            self.term = torch.empty_like(self.parameter, requires_grad=False)
+        into(self.term)
+        add_into(self.sum, self.term)
 
     def finish(self) -> None:
         parameter = self.parameter

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlctl.engine import kernels
 from rlctl.errors import BackendError
 from rlctl.types import JobSpec, OptimStats
 
@@ -94,8 +95,9 @@ class MasterOptimizer:
 
 
 def _collect(p: Tensor) -> None:
-    """Add a parameter's gradient to its float32 sum."""
-    assert p.grad is not None
+    """Add a parameter's gradient to its float32 sum; there is none where the backward pass did so itself."""
+    if p.grad is None:
+        return
     add_into(p.main_grad, p.grad)  # type: ignore[attr-defined]
     p.grad = None
 
@@ -103,10 +105,15 @@ def _collect(p: Tensor) -> None:
 def add_into(total: Tensor, term: Tensor) -> None:
     """total += term, for a term of lower precision.
 
-    In pieces on a CPU, where torch first makes a float32 copy of the term: of a megabyte it stays in the cache.
+    On a CPU by a kernel, or in pieces, since torch first makes a float32 copy of the term: of a megabyte it stays in
+    the cache.
     """
     if term.device.type != "cpu" or not (total.is_contiguous() and term.is_contiguous()):
         total.add_(term)
+        return
+    kernel = kernels.logits(term.dtype)
+    if kernel is not None:
+        kernel.add_into(total.data_ptr(), term.data_ptr(), term.numel())
         return
     for part, more in zip(total.view(-1).split(_PIECE), term.view(-1).split(_PIECE), strict=True):  # type: ignore[no-untyped-call]
         part.add_(more)

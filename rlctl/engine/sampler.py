@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 
 from rlctl import seeds
+from rlctl.engine import kernels
 from rlctl.engine.attention import PackedLayout, during
 from rlctl.engine.decode import DecodeStep, KvCache, KvShape
+from rlctl.engine.decode_step import LlamaStep
 from rlctl.engine.draw import draw
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import pack_prompts
@@ -141,6 +143,7 @@ class _Run:
         self.policy, self.prompts, self.n, self.sampling = policy, prompts, n, sampling
         self.ends = np.array(sorted(end_token_ids), dtype=np.int64)
         self.flops = 0.0
+        self.fast_step: LlamaStep | None = None
         longest = max(len(prompt.token_ids) for prompt in prompts)
         # The last token of a completion is drawn, not computed.
         new_tokens = max(1, sampling.max_new_tokens - 1)
@@ -173,6 +176,9 @@ class _Run:
         """Rearrange the weights where that pays, until the stack closes; gives the output head."""
         policy, rows = self.policy, self.cache.max_rows
         stack.enter_context(prepacked_linears(policy.causal_lm.base_model, rows=rows))  # type: ignore[arg-type]
+        elementwise = kernels.elementwise(policy.dtype)
+        if policy.llama is not None and elementwise is not None:
+            self.fast_step = LlamaStep(policy.llama, elementwise)
         if pays(policy.head_weight):
             return Prepacked(policy.head_weight, policy.head_bias, rows=rows)
         return policy.logits
@@ -245,11 +251,13 @@ class _Run:
     def _decode(self, tokens_B: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         step = DecodeStep(self.cache)
         ids, positions = (
-            torch.from_numpy(np.ascontiguousarray(x)).to(self.policy.device)[:, None]
-            for x in (tokens_B, step.positions_B)
+            torch.from_numpy(np.ascontiguousarray(x)).to(self.policy.device) for x in (tokens_B, step.positions_B)
         )
-        with during(step) as handle:
-            hidden = self.policy.hidden(ids, positions, handle)[:, 0]
+        if self.fast_step is not None:
+            hidden = self.fast_step(ids, positions, step)
+        else:
+            with during(step) as handle:
+                hidden = self.policy.hidden(ids[:, None], positions[:, None], handle)[:, 0]
         self._count(tokens=len(tokens_B), predicted=len(tokens_B), pairs=int(step.positions_B.sum()) + len(tokens_B))
         return hidden
 

@@ -37,7 +37,15 @@ def written_out(cache: KvCache, q: Tensor, scale: float, window: int | None) -> 
     for row, (group, length) in enumerate(zip(cache.group_B, cache.lengths_B, strict=True)):
         prompt = int(cache.prompt_lengths_G[group])
         k, v = (
-            torch.cat([cache.prompt_kv[i, 0, group, :, :prompt], cache.own_kv[i, 0, row, :, :length]], dim=1).float()
+            torch.cat(
+                [
+                    (cache.prompt_k[0, group, :, :, :prompt].transpose(-1, -2), cache.prompt_v[0, group, :, :prompt])[
+                        i
+                    ],
+                    cache.own_kv[i, 0, row, :, :length],
+                ],
+                dim=1,
+            ).float()
             for i in (0, 1)
         )
         if window is not None:

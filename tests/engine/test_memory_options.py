@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,6 @@ from tests import defaults
 from tests.engine.test_exactness import some_rows
 from tests.tiny import build, tiny_config
 
-OPTIONS = {"checkpointing": checkpoint_layers, "compile": compile_layers}
-
 
 def windowed() -> Any:
     """A model whose attention does not reach back to the start of the rows."""
@@ -33,11 +32,15 @@ def windowed() -> Any:
     )  # fmt: skip
 
 
-def gradient(*options: str, model: Any = None) -> tuple[torch.Tensor, int]:
+def gradient(*options: str, model: Any = None, kernels: bool = False) -> tuple[torch.Tensor, int]:
     """(all gradients, bytes of activations kept for the backward pass)"""
     model = model or build(tiny_config())
-    for option in options:
-        OPTIONS[option](model)
+    policy = wrap(model)
+    policy = policy if kernels else replace(policy, llama=None)
+    if "compile" in options:
+        compile_layers(policy)
+    if "checkpointing" in options:
+        policy = checkpoint_layers(policy)
     kept: dict[int, int] = {}
 
     def count(x: torch.Tensor) -> torch.Tensor:
@@ -46,16 +49,23 @@ def gradient(*options: str, model: Any = None) -> tuple[torch.Tensor, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
         update.forward_backward(
-            wrap(model), some_rows(260, lengths=(90, 80, 70, 60)), loss=defaults.loss(), loss_denominator=9.0,
+            policy, some_rows(260, lengths=(90, 80, 70, 60)), loss=defaults.loss(), loss_denominator=9.0,
             compute=defaults.compute(),
         )  # fmt: skip
     return torch.cat([p.grad.flatten() for p in model.parameters()]), sum(kept.values())
 
 
-def test_checkpointing_keeps_less_and_gives_the_same_gradient() -> None:
-    plain, checkpointed = gradient(), gradient("checkpointing")
+@pytest.mark.parametrize("kernels", [False, True])
+def test_checkpointing_keeps_less_and_gives_the_same_gradient(kernels: bool) -> None:
+    plain, checkpointed = gradient(kernels=kernels), gradient("checkpointing", kernels=kernels)
     torch.testing.assert_close(checkpointed[0], plain[0], rtol=1e-5, atol=1e-6)
     assert checkpointed[1] < plain[1] / 3
+
+
+def test_layers_with_kernels_keep_about_half_of_what_autograd_keeps() -> None:
+    plain, with_kernels = gradient(), gradient(kernels=True)
+    torch.testing.assert_close(with_kernels[0], plain[0], rtol=1e-4, atol=1e-6)
+    assert with_kernels[1] < 0.6 * plain[1]
 
 
 @pytest.mark.parametrize("options", [("compile",), ("compile", "checkpointing")])
@@ -75,13 +85,12 @@ def test_one_graph_serves_all_layers_and_lengths() -> None:
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     model = build(tiny_config(num_hidden_layers=5))
-    compile_layers(model)
+    policy = replace(wrap(model), llama=None)
+    compile_layers(policy)
     counters.clear()
     for lengths in ((4, 9, 5), (20, 3), (7, 7, 7, 30)):
         rows = some_rows(260, lengths=lengths)
-        update.forward_backward(
-            wrap(model), rows, loss=defaults.loss(), loss_denominator=9.0, compute=defaults.compute()
-        )
+        update.forward_backward(policy, rows, loss=defaults.loss(), loss_denominator=9.0, compute=defaults.compute())
     assert counters["stats"]["unique_graphs"] <= 2
 
 

@@ -107,9 +107,9 @@ class LocalBackend(Backend[LocalSettings]):
                 p.data = p.data.to(dtype)
         self._optimizer = MasterOptimizer(policy.causal_lm, dtype=dtype, job=self.job)
         if self.settings.compile:
-            compile_layers(policy.causal_lm)
+            compile_layers(policy)
         if self.settings.gradient_checkpointing:
-            checkpoint_layers(policy.causal_lm)
+            policy = checkpoint_layers(policy)
         self._policy = policy
         peak, source = device_peak(device, dtype)
         return BackendInfo(

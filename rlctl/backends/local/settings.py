@@ -29,7 +29,7 @@ class LocalSettings(BaseModel):
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: far less memory, a third more time."""
     compile: bool = False
-    """torch.compile the decoder layers: half a minute at the start, then less element-wise work; docs/performance.md
-    says where it pays. Not for sliding windows shorter than the sequences."""
+    """torch.compile the decoder layers: half a minute at the start, then less element-wise work. Nothing to gain on a
+    cpu for Llama-shaped models, which have kernels of their own. Not for sliding windows shorter than the sequences."""
     num_threads: PositiveInt | None = None
     """Threads of torch on a cpu; null leaves torch's own choice."""
