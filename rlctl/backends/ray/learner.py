@@ -12,7 +12,7 @@ Letters: T completion tokens of a micro-batch, D hidden width, V vocabulary.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,8 @@ class Learner(nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self.policy = policy
+        # The engine's own layers read weights and write gradients past the modules, where ZeRO sees neither.
+        self.policy = replace(policy, llama=None)
         self.causal_lm = policy.causal_lm
         self.head = _answering_head(policy.causal_lm)
 
