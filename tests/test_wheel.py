@@ -28,6 +28,7 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/presets/gsm8k-grpo.toml",
         "rlctl/presets/smoke.toml",
         "rlctl/embedded/tiny/model.safetensors",
+        "rlctl/engine/adamw.c",
         "rlctl/engine/attention_tiles.c",
         "rlctl/engine/decode_attention.c",
         "rlctl/engine/draw.c",

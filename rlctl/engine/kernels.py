@@ -41,6 +41,8 @@ _ARGUMENTS = {
     "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
     "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
     "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    "adamw": (*(c_void_p,) * 4, c_int64, *(c_float,) * 8),
+    "publish": (c_void_p, c_void_p, c_int64),
     "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
     "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
     "add_into": (c_void_p, c_void_p, c_int64),
@@ -103,6 +105,22 @@ def logits(dtype: torch.dtype) -> Logits | None:
     """None as for `elementwise`."""
     library = _library("logits", dtype)
     return None if library is None else Logits(library)
+
+
+class AdamW:
+    """The functions of `adamw.c` for compute weights of one type."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.adamw = _function(library, "adamw")
+        self.publish = _function(library, "publish")
+        self.adamw.restype = self.publish.restype = c_int64  # type: ignore[attr-defined]
+
+
+@functools.cache
+def adamw(dtype: torch.dtype) -> AdamW | None:
+    """None as for `elementwise`."""
+    library = _library("adamw", dtype)
+    return None if library is None else AdamW(library)
 
 
 @functools.cache

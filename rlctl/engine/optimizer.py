@@ -35,32 +35,42 @@ class MasterOptimizer:
             p.register_post_accumulate_grad_hook(_collect)  # type: ignore[no-untyped-call]
         self.grad_clip = job.grad_clip
         self.adamw = torch.optim.AdamW(self.masters, lr=0.0, betas=job.betas, weight_decay=job.weight_decay, fused=True)
+        self._kernel = kernels.adamw(dtype) if self.masters and self.masters[0].device.type == "cpu" else None
         self.version = 0
         """Updates taken."""
 
     @torch.no_grad()
     def step(self, lr: float) -> OptimStats:
-        """Clip and step, unless the gradient's norm is not finite; the gradient is gone afterwards either way."""
+        """Clip and step, unless the gradient's norm is not finite; the gradient is gone afterwards either way.
+
+        Raises BackendError before a weight that is not a number reaches sampler or checkpoint.
+        """
         norm = float(torch.nn.utils.get_total_norm([master.grad for master in self.masters]))  # type: ignore[misc]
         stepped = math.isfinite(norm)
         changed = 0.0
         if stepped:
-            torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, torch.tensor(norm))
             for group in self.adamw.param_groups:
                 group["lr"] = lr
-            self.adamw.step()
-            self._must_be_finite(lr)
+            self._update(clip=min(1.0, self.grad_clip / (norm + 1e-6)))
             changed = self._publish()
             self.version += 1
-        self.adamw.zero_grad(set_to_none=False)
+        if self._kernel is None or not stepped:
+            self.adamw.zero_grad(set_to_none=False)
         return OptimStats(grad_norm=norm, lr=lr, stepped=stepped, changed_fraction=changed)
 
-    def _must_be_finite(self, lr: float) -> None:
-        """Raises BackendError before a weight that is not a number reaches sampler or checkpoint."""
-        for name, master in zip(self.names, self.masters, strict=True):
-            if not bool(torch.isfinite(master).all()):
+    def _update(self, *, clip: float) -> None:
+        """One AdamW update of the masters, with gradients multiplied by `clip`."""
+        if self._kernel is None:
+            torch._foreach_mul_([master.grad for master in self.masters if master.grad is not None], clip)
+            self.adamw.step()
+            broken = [not bool(torch.isfinite(master).all()) for master in self.masters]
+        else:
+            broken = [_stepped(self._kernel, self.adamw, master, clip=clip) > 0 for master in self.masters]
+        for name, not_finite in zip(self.names, broken, strict=True):
+            if not_finite:
                 raise BackendError(
-                    f"the update at learning rate {lr:g} made the weight {name} infinite or not a number.",
+                    f"the update at learning rate {self.adamw.param_groups[0]['lr']:g} made the weight {name} infinite "
+                    "or not a number.",
                     hint="lower trainer.lr; checkpoints of earlier steps are untouched.",
                 )
 
@@ -68,10 +78,13 @@ class MasterOptimizer:
         """Round the masters into the compute weights; the share of values that changed."""
         changed = total = 0
         for p, master in zip(self.compute, self.masters, strict=True):
-            rounded = master.to(p.dtype)
-            changed += int((rounded != p).sum())
+            if self._kernel is not None and p.is_contiguous():
+                changed += self._kernel.publish(master.data_ptr(), p.data_ptr(), p.numel())
+            else:
+                rounded = master.to(p.dtype)
+                changed += int((rounded != p).sum())
+                p.copy_(rounded)
             total += p.numel()
-            p.copy_(rounded)
         return changed / total
 
     def all_finite(self) -> bool:
@@ -92,6 +105,26 @@ class MasterOptimizer:
         self.adamw.load_state_dict(state["adamw"])
         self.version = int(state["version"])
         self._publish()
+
+
+def _stepped(kernel: kernels.AdamW, adamw: torch.optim.AdamW, master: nn.Parameter, *, clip: float) -> int:
+    """Update one master, with the state where torch's AdamW keeps it; how many of its values are not finite."""
+    (options,) = adamw.param_groups
+    state = adamw.state[master]
+    if not state:
+        state |= {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(master),
+            "exp_avg_sq": torch.zeros_like(master),
+        }
+    state["step"] += 1
+    updates, (beta1, beta2) = float(state["step"]), options["betas"]
+    assert master.grad is not None
+    arrays = (master, master.grad, state["exp_avg"], state["exp_avg_sq"])
+    return kernel.adamw(
+        *(x.data_ptr() for x in arrays), master.numel(), clip, options["lr"], options["weight_decay"], beta1, beta2,
+        options["eps"], 1 - beta1**updates, 1 - beta2**updates,
+    )  # fmt: skip
 
 
 def _collect(p: Tensor) -> None:

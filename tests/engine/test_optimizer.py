@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlctl.engine import kernels
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.errors import BackendError
 from tests import defaults
@@ -108,3 +109,33 @@ def test_an_update_that_makes_a_weight_infinite_is_an_error() -> None:
     push(module, 1.0)
     with pytest.raises(BackendError, match="made the weight w infinite"):
         optimizer.step(1e308)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_steps_as_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = defaults.job(model="", weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
+    torch.manual_seed(0)
+    start, gradients = torch.randn(70_001), torch.randn(5, 70_001)
+    steps = {}
+    for with_kernel in (True, False):
+        if not with_kernel:
+            monkeypatch.setattr(kernels, "adamw", lambda _: None)
+        module = module_of(*start.tolist())
+        optimizer = MasterOptimizer(module, dtype=dtype, job=job)
+        assert (optimizer._kernel is not None) == with_kernel
+        stats = []
+        for gradient in gradients:
+            (module.w.float() * gradient).sum().backward()
+            stats.append(optimizer.step(1e-2))
+        steps[with_kernel] = optimizer, module.w.detach(), stats
+    (ours, weight, told), (theirs, expected, told_by_torch) = steps[True], steps[False]
+    torch.testing.assert_close(ours.masters[0], theirs.masters[0], rtol=1e-6, atol=1e-7)
+    for key in ("exp_avg", "exp_avg_sq", "step"):
+        saved, of_torch = (x.state()["adamw"]["state"][0][key] for x in (ours, theirs))
+        torch.testing.assert_close(saved, of_torch, rtol=1e-5, atol=1e-9)
+    # In bfloat16, a master on the border between two roundings may fall to either side.
+    assert (weight != expected).sum() <= (20 if dtype == torch.bfloat16 else weight.numel())
+    torch.testing.assert_close(weight, expected)
+    assert [s.grad_norm for s in told] == [s.grad_norm for s in told_by_torch]
+    assert all(abs(a.changed_fraction - b.changed_fraction) < 1e-3 for a, b in zip(told, told_by_torch, strict=True))
+    assert not ours.masters[0].grad.any()  # type: ignore[union-attr]
