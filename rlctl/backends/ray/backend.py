@@ -61,6 +61,8 @@ class RayBackend(Backend[RaySettings]):
         self._syncs = 0
         self._in_sync = False
         self._awake = True
+        self._met: list[Any] = []
+        """The samplers with which the trainers have a transfer open."""
 
     async def start(self) -> BackendInfo:
         if self.job.lora is not None and self.settings.zero_stage == 3:
@@ -173,17 +175,37 @@ class RayBackend(Backend[RaySettings]):
         return list((await ask(self.fleet.trainers, call, what=what, patience=self.patience)).values())
 
     async def sync_weights(self) -> SyncReport:
+        on_gpus = self.fleet.way != "shared_memory"
+        received, version = await (self._sent_between_gpus() if on_gpus else self._sent_in_files())
+        self._in_sync = True
+        self._syncs += 1
+        # Between GPUs there are no checksums: the log-probs are what proves it.
+        if on_gpus or self._syncs <= FIRST_CHECKS or self._syncs % self.settings.sync_check_every == 0:
+            await self._must_agree()
+        return SyncReport(received[0].expected, min(r.sent for r in received), version)
+
+    async def _sent_in_files(self) -> tuple[list[sync.Received], int]:
         try:
             tensors: sync.Tensors = (await self._on_trainers(lambda a: a.export.remote(), what="gather weights"))[0]
             await self._wake()
-            received = await self._delivered(tensors)
+            return await self._delivered(tensors), tensors.version
         finally:
             await asyncio.shield(self._discard())
-        self._in_sync = True
-        self._syncs += 1
-        if self._syncs <= FIRST_CHECKS or self._syncs % self.settings.sync_check_every == 0:
-            await self._must_agree()
-        return SyncReport(received[0].expected, min(r.sent for r in received), tensors.version)
+
+    async def _sent_between_gpus(self) -> tuple[list[sync.Received], int]:
+        samplers = list(self.fleet.samplers.values())
+        forms = (await self._on_trainers(lambda a: a.forms.remote(), what="name weights"))[0]
+        await self._wake()
+        asked = {
+            name: answer(name, actor.expects.remote(forms, place))
+            for place, (name, actor) in enumerate(self.fleet.samplers.items())
+        }
+        received = await answers(asked, what="compare names", patience=self.patience)
+        if samplers != self._met:
+            await self._on_trainers(lambda a: a.open_transfer.remote(self.fleet.way, samplers), what="meet samplers")
+            self._met = samplers
+        versions = await self._on_trainers(lambda a: a.send.remote(), what="send weights")
+        return list(received.values()), versions[0]
 
     async def _delivered(self, tensors: sync.Tensors) -> list[sync.Received]:
         head = self.fleet.trainers[HEAD]

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from rlctl.backends.ray import placement
+from rlctl.backends.ray import placement, transfer
 from rlctl.backends.ray.actors import answer, ask
 from rlctl.backends.ray.cluster import Cluster
 from rlctl.backends.ray.installed import require
@@ -47,6 +47,8 @@ class Fleet:
         self.machines: dict[str, str] = {}
         """The machine of each actor, by Ray's name for it."""
         self.device: placement.Device = "cpu"
+        self.way: transfer.Way = "shared_memory"
+        """How weights travel."""
         self._plan = placement.Plan((), (), ())
         self._gpus: list[str] = []
         self._started: Started | None = None
@@ -70,6 +72,7 @@ class Fleet:
                 f'remote_backend.ray.offload = "{self.settings.offload}" moves memory off GPUs; this run has none.',
                 hint='set it to "none".',
             )
+        self.way = transfer.way(self.settings, device=self.device)
         self._plan = placement.plan(self.settings, device=self.device)
         await self._in_thread(self._reserve, what="reserve places")
         await self._place()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rlctl.backends.ray import model_config, rollout_engines, sync
+from rlctl.backends.ray import model_config, rollout_engines, sync, transfer
 from rlctl.backends.ray.guard import Guard, descendants
 from rlctl.backends.ray.rollout_engines.base import EngineSpec, RolloutEngine
 from rlctl.backends.ray.settings import RaySettings
@@ -43,6 +43,8 @@ class Sampler:
         self.guard = Guard(self.folder)
         self.engine: RolloutEngine = rollout_engines.load(settings.rollout_engine)()
         self.expected: sync.Manifest = {}
+        self.place = 0
+        """Among the samplers that are there: a dead one leaves no gap."""
 
     async def machine(self) -> str:
         """Ray's name of the machine this actor runs on."""
@@ -75,6 +77,7 @@ class Sampler:
                     kv_cache_bytes=int(self.settings.kv_cache_gb * 2**30),
                     end_token_ids=self.job.end_token_ids,
                     sleeps=colocated_on_gpu,
+                    transfer=transfer.ENGINES.get(transfer.way(self.settings, device=self.replica.device)),
                     overrides=self.settings.vllm,
                 )
             )
@@ -89,7 +92,7 @@ class Sampler:
 
         Raises BackendError when names, shapes, dtypes or values are not those that were sent or are needed.
         """
-        sync.require_same(tensors.manifest, self.expected)
+        self.must_take(tensors.manifest)
         if contents:
             tensors = self._written_here(tensors, contents)
         try:
@@ -99,6 +102,34 @@ class Sampler:
                 for file in tensors.files:
                     file.unlink(missing_ok=True)
         return sync.Received(expected=len(self.expected), sent=received.sent)
+
+    def must_take(self, forms: sync.Manifest) -> None:
+        """Raises BackendError when weights of these names and forms are not those that this model needs."""
+        sync.require_same(forms, self.expected)
+
+    async def expects(self, forms: sync.Manifest, place: int) -> sync.Received:
+        """Before weights come from GPU to GPU: whether they are those that are needed, and which sampler this is."""
+        self.must_take(forms)
+        self.place = place
+        return sync.Received(expected=len(self.expected), sent=len(forms))
+
+    # The next four are what vLLM's RayVLLMWeightSyncClient calls.
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        width = self.settings.tensor_parallel_size
+        told = dict(request.init_info)
+        if "rank_offset" in told:
+            # The client tells every replica that it is the first one.
+            told["rank_offset"] = transfer.first_rank(self.place, width=width)
+        await self.engine.open_transfer(told)
+
+    async def start_weight_update(self) -> None:
+        await self.engine.begin_weights()
+
+    async def update_weights(self, request: Any) -> None:
+        await self.engine.take_weights(request.update_info)
+
+    async def finish_weight_update(self) -> None:
+        await self.engine.end_weights()
 
     def _written_here(self, tensors: sync.Tensors, contents: tuple[Any, ...]) -> sync.Tensors:
         files = []

@@ -40,6 +40,7 @@ OUR_VLLM_KEYS = {
     "tensor_parallel_size": "set remote_backend.ray.tensor_parallel_size",
     "worker_extension_cls": "rlctl loads the trainer's weights through its own",
     "logprobs_mode": "log-probs are needed at the sampling temperature",
+    "weight_transfer_config": "set remote_backend.ray.weight_sync",
     "generation_config": "sampling is set by rollout and eval alone",
     "enable_sleep_mode": "set remote_backend.ray.colocate",
     "seed": "every request carries its own seed",
@@ -81,9 +82,10 @@ class RaySettings(RemoteBackendSettings):
     """Memory of a sampler on a cpu for keys and values, in GiB. On a GPU, vllm.gpu_memory_utilization decides."""
     max_num_seqs: PositiveInt = 256
     """Most completions that one sampler draws at a time."""
-    weight_sync: Literal["auto", "shared_memory"] = "auto"
-    """How weights reach the samplers: as safetensors in the machine's shared memory, and through Ray's object store
-    to other machines. Auto takes the best there is, today this one."""
+    weight_sync: Literal["auto", "shared_memory", "cuda_ipc", "nccl"] = "auto"
+    """How weights reach the samplers: within a GPU (cuda_ipc), from GPU to GPU (nccl), or as safetensors in the
+    machine's shared memory, and through Ray's object store to other machines. Auto is cuda_ipc when colocated on GPUs,
+    nccl when apart, shared_memory on cpu."""
     sync_check_every: PositiveInt = 10
     """Every sync compares names, shapes and checksums; the first ten, and from then on every so many, also compare
     the sampler's log-probs of a fixed text with the trainer's."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from rlctl.backends.ray import checkpoints, model_config, sync, zero
+from rlctl.backends.ray import checkpoints, model_config, sync, transfer, zero
 from rlctl.backends.ray.guard import Guard
 from rlctl.backends.ray.learner import HeadTask, Learner
 from rlctl.backends.ray.settings import RaySettings
@@ -81,6 +82,7 @@ class TrainerRank:
         self.guard = Guard(self.folder)
         self.version = 0
         self.reference: Any = None
+        self.sender: transfer.Sender | None = None
 
     def machine(self) -> str:
         """Ray's name of the machine this actor runs on."""
@@ -275,11 +277,33 @@ class TrainerRank:
             return None
         return sync.write(self.folder, weights, version=self.version)
 
-    def _plain_weights(self) -> Any:
-        """(name, whole tensor) under the names of the Hugging Face checkpoint."""
+    def _plain_weights(self, *, on: str = "cpu") -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor on that device) under the names of the Hugging Face checkpoint."""
         if self.job.lora is None:
-            return zero.full_weights(self.named)
-        return iter(checkpoints.merged(self.policy.causal_lm, self.named).items())
+            return zero.full_weights(self.named, on=on)
+        merged = checkpoints.merged(self.policy.causal_lm, self.named)
+        return ((name, tensor.to(on)) for name, tensor in merged.items())
+
+    def forms(self) -> sync.Manifest:
+        """Names, shapes and dtypes of what `send` sends, in its order."""
+        return {name: sync.record_of(tensor, checksum=False) for name, tensor in self._plain_weights(on="meta")}
+
+    def open_transfer(self, chosen: transfer.Way, samplers: list[Any]) -> None:
+        """Meet the samplers for weights that go from GPU to GPU; with NCCL, all of them at once."""
+        self.sender = transfer.Sender(
+            chosen,
+            settings=self.settings,
+            rank=self.rank.rank,
+            samplers=samplers,
+            forms=self.forms(),
+            weights=lambda: self._plain_weights(on="cuda"),
+        )
+
+    def send(self) -> int:
+        """Send the whole compute weights to the samplers; the number of this version."""
+        assert self.sender is not None, "open_transfer comes first"
+        self.sender.send()
+        return self.version
 
     def content(self, file: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A written file, for a machine that does not share this one's memory."""

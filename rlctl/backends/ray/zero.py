@@ -123,16 +123,16 @@ def collected(pairs: Iterator[tuple[str, T]], *, keep: bool) -> dict[str, T]:
     return kept
 
 
-def full_weights(named: dict[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole compute weight on the CPU), one after the other."""
+def full_weights(named: dict[str, nn.Parameter], *, on: str = "cpu") -> Iterator[tuple[str, Tensor]]:
+    """(name, whole compute weight on that device), one after the other."""
     import deepspeed
 
     for name, p in named.items():
         if hasattr(p, "ds_tensor"):
             with deepspeed.zero.GatheredParameters([p]):
-                yield name, p.detach().cpu().clone()
+                yield name, p.detach().to(on, copy=True)
         else:
-            yield name, p.detach().cpu()
+            yield name, p.detach().to(on)
 
 
 def full_masters(named: dict[str, nn.Parameter]) -> Iterator[tuple[str, Tensor]]:

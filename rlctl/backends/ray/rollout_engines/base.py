@@ -31,6 +31,8 @@ class EngineSpec:
     end_token_ids: tuple[int, ...]
     sleeps: bool
     """Whether memory is given back between sampling phases."""
+    transfer: str | None
+    """The way weights come from GPU to GPU, by vLLM's name for it; None: only in files."""
     overrides: dict[str, Any]
 
 
@@ -53,6 +55,22 @@ class RolloutEngine(ABC):
     @abstractmethod
     async def load(self, tensors: Tensors) -> Received:
         """Take these weights, and forget what was cached under the old ones. Raises BackendError."""
+
+    @abstractmethod
+    async def open_transfer(self, told: dict[str, Any]) -> None:
+        """Meet the trainer's end of a transfer from GPU to GPU; `told` is what vLLM's trainer engine says of it."""
+
+    @abstractmethod
+    async def begin_weights(self) -> None:
+        """Weights come now, in pieces."""
+
+    @abstractmethod
+    async def take_weights(self, told: Any) -> None:
+        """One piece, described by `told`."""
+
+    @abstractmethod
+    async def end_weights(self) -> None:
+        """That was the last; forget what was cached under the old ones. Raises BackendError."""
 
     @abstractmethod
     async def score(self, token_ids: TokenIds) -> LogProbs:

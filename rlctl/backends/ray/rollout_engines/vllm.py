@@ -93,12 +93,32 @@ class VllmEngine(RolloutEngine):
             counts = await self._engine.collective_rpc("receive_weights", args=(files, manifest))
         except _dead() as error:
             raise EngineDied(f"vLLM's engine died while it took weights: {error}.") from error
+        await self._forget()
+        return Received(expected=len(tensors.manifest), sent=min(counts))
+
+    async def _forget(self) -> None:
         if not await self._engine.reset_prefix_cache():
             raise BackendError(
                 "vLLM did not empty its prefix cache, so keys and values of the old weights would be used.",
                 hint="was something still being sampled?",
             )
-        return Received(expected=len(tensors.manifest), sent=min(counts))
+
+    async def open_transfer(self, told: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=told))
+
+    async def begin_weights(self) -> None:
+        await self._engine.start_weight_update()
+
+    async def take_weights(self, told: Any) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._engine.update_weights(WeightTransferUpdateRequest(update_info=told))
+
+    async def end_weights(self) -> None:
+        await self._engine.finish_weight_update()
+        await self._forget()
 
     async def score(self, token_ids: TokenIds) -> LogProbs:
         from vllm import SamplingParams
@@ -168,6 +188,10 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         }
     elif spec.sleeps:
         ours["gpu_memory_utilization"] = COLOCATED_SHARE
+    if spec.transfer is not None:
+        from vllm.config import WeightTransferConfig
+
+        ours["weight_transfer_config"] = WeightTransferConfig(backend=spec.transfer)
     return {**ours, **spec.overrides}
 
 
