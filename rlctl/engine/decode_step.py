@@ -102,8 +102,11 @@ def checked(decoder: LlamaDecoder | None, hidden: _Hidden, *, vocab_size: int) -
     """The decoder, if a step by it gives what `hidden`, the transformers modules, gives; else None."""
     if decoder is None:
         return None
-    elementwise = kernels.elementwise(decoder.embedding.weight.dtype)
-    if elementwise is None or decoder.embedding.weight.device.type != "cpu":
+    weight = decoder.embedding.weight
+    if weight.device.type != "cpu" or not (kernels.everywhere() and weight.dtype in CLOSE):
+        return None
+    elementwise = kernels.elementwise(weight.dtype)
+    if elementwise is None or decoder.rotary(weight, torch.zeros(1, 1))[0].shape[-1] != decoder.head_width:
         return None
     ours, theirs = _probe_cache(decoder), _probe_cache(decoder)
     ids = torch.arange(PROBE_ROWS) * 7919 % vocab_size

@@ -21,7 +21,7 @@ static double block_sum(const element *logits, int64_t count, float most, float 
 
 static int64_t at_most(int64_t x, int64_t ceiling) { return x < ceiling ? x : ceiling; }
 
-/* The token whose share of the summed weights holds `uniform`, and its log-prob: NaN when a logit is not finite. */
+/* The token whose share of the summed weights holds `uniform`, and its log-prob: NaN when a logit is NaN or +inf. */
 static int64_t draw_row(const element *logits, double uniform, float inverse_temperature, int64_t vocab, double *ends,
                         float *logprob) {
     float most = -INFINITY;

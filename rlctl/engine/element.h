@@ -23,16 +23,6 @@ static inline element store(float x) { return x; }
 /* Sixteen at a time; compilers split it where the machine's vectors are narrower. */
 enum { LANES = 16 };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
-#ifdef BF16
-typedef uint16_t vec_element __attribute__((vector_size(2 * LANES), aligned(2)));
-typedef uint32_t vec_bits __attribute__((vector_size(4 * LANES), aligned(4)));
-static inline vec load_vec(const element *x) {
-    vec_bits bits = __builtin_convertvector(*(const vec_element *)x, vec_bits) << 16;
-    return *(vec *)&bits;
-}
-#else
-static inline vec load_vec(const element *x) { return *(const vec *)x; }
-#endif
 
 /* exp for x <= 0 to 2 units in the last place, in operations that compilers turn into vector instructions. */
 static inline float exp_negative(float x) {

@@ -1,4 +1,4 @@
-"""Attention of one micro-batch in two exact pieces, each by torch's flash kernel, joined by their log-sum-exps.
+"""Attention of one micro-batch in two exact pieces, each by a flash kernel or tiles, joined by their log-sum-exps.
 
 A completion sees its prompt and itself. Computed as one attention a row, the prompt's keys would be copied and met
 n times; here the n completions of a group meet them as one long query:
@@ -76,7 +76,7 @@ def supported(q: Tensor) -> bool:
     """Whether the kernels take such a tensor."""
     if q.device.type == "cuda":
         return q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return q.device.type == "cpu"
+    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.bfloat16)
 
 
 class SharedPrefixFlash(torch.autograd.Function):

@@ -117,6 +117,7 @@ class Padded:
 def alike(lengths: np.ndarray, first: int, last: int) -> Iterator[np.ndarray]:
     """Positions of runs that may share a call: the shortest is at least 1 - PADDING of the longest."""
     order = first + np.argsort(-lengths[first:last], kind="stable")
+    order = order[lengths[order] > 0]
     while len(order):
         fits = int((lengths[order] >= lengths[order[0]] * (1 - PADDING)).sum())
         yield np.sort(order[:fits])

@@ -41,7 +41,7 @@ _ARGUMENTS = {
     "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
     "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
     "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
-    "adamw": (*(c_void_p,) * 4, c_int64, *(c_float,) * 8),
+    "adamw": (*(c_void_p,) * 4, c_int64, *(c_float,) * 9),
     "publish": (c_void_p, c_void_p, c_int64),
     "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
     "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
@@ -137,21 +137,32 @@ def _function(library: ctypes.CDLL, name: str) -> Kernel:
     return kernel
 
 
+def everywhere() -> bool:
+    """Whether the kernels can be built for every type: a model is taken apart in one and used in another."""
+    return all(elementwise(dtype) is not None and attention_tiles(dtype) is not None for dtype in DEFINES)
+
+
 @functools.cache
 def _library(name: str, dtype: torch.dtype, *defines: str) -> ctypes.CDLL | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if dtype not in DEFINES or compiler is None or os.environ.get("RLCTL_NO_KERNELS"):
         return None
-    built = _built(FOLDER / f"{name}.c", compiler, (*FLAGS, *DEFINES[dtype], *defines))
-    return None if built is None else ctypes.CDLL(str(built))
+    return _built(FOLDER / f"{name}.c", compiler, (*FLAGS, *DEFINES[dtype], *defines))
 
 
-def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> Path | None:
-    """The shared library, from the cache folder or built into it; None when the compiler or the folder refuses."""
+def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL | None:
+    """The shared library, from the cache folder or built into it.
+
+    None when the compiler or the folder refuses, or what came out cannot be loaded.
+    """
     key = "\0".join([source.read_text(), HEADER.read_text(), compiler, *flags, _cpu_features()])
     library = cache_folder() / f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    if library.exists():
-        return library
+    try:
+        if library.exists():
+            return ctypes.CDLL(str(library))
+    except OSError:
+        # Built by a compiler that failed half-way, or not for this system: once more.
+        pass
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as aside:
@@ -162,10 +173,11 @@ def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> Path | None:
                 capture_output=True,
                 timeout=120,
             )
+            ctypes.CDLL(str(built))
             built.replace(library)
+        return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError):
         return None
-    return library
 
 
 def _cpu_features() -> str:

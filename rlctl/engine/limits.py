@@ -10,10 +10,10 @@ import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rlctl.engine.model import Policy
 from rlctl.errors import ModelError
 from rlctl.types import Prompt
 
@@ -46,17 +46,18 @@ def must_know_ids(vocab_size: int, prompts: Sequence[Prompt]) -> None:
         )
 
 
-def must_fit_context(policy: Policy, longest: int) -> None:
+def must_fit_context(config: Any, longest: int) -> None:
     """Raises ModelError when sequences of that length leave what the model computes alike in every batch."""
-    if policy.max_context is not None and longest > policy.max_context:
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest > context:
         raise ModelError(
             f"data.max_prompt_length + rollout.max_response_length = {longest} tokens, "
-            f"the model's context is {policy.max_context}.",
+            f"the model's context is {context}.",
             hint="lower one of the two.",
         )
-    rope = getattr(policy.causal_lm.config, "rope_parameters", None) or {}
+    rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in ("longrope", "dynamic") and longest > (original or policy.max_context or longest):
+    if rope.get("rope_type") in ("longrope", "dynamic") and longest > (original or context or longest):
         raise ModelError(
             f"sequences of {longest} tokens switch the model's {rope['rope_type']} rotary scaling, which changes all "
             f"positions with the longest one of a batch, above {original}.",

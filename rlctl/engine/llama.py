@@ -5,8 +5,9 @@
                  x += down(silu(gate(norm(x))) * up(norm(x)))
     x  = norm(x)
 
-Llama, Qwen2, Qwen3, Mistral and SmolLM are of this shape. A decoder is recognised by its parts, and used only after
-it gave what the transformers modules give (`decode_step.checked`), since a family may scale or cap on the way.
+Llama, Qwen2, Qwen3, Mistral and SmolLM are of this shape. A decoder is recognised by its family and its parts, and
+used only after a step by it gave what the transformers modules give (`decode_step.checked`). Hooks on the modules are
+not called.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+
+MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
+"""Families whose code was read: parts of these names may do more elsewhere, and only at positions far out."""
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
@@ -27,8 +31,13 @@ LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 class RmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight"""
 
-    weight: nn.Parameter
+    module: nn.Module
     eps: float
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """Whatever the module has now."""
+        return self.module.weight  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ def recognise(causal_lm: Any) -> LlamaDecoder | None:
         or type(model.embed_tokens) is not nn.Embedding
     ):
         return None
+    if causal_lm.config.model_type not in MODEL_TYPES:
+        return None
     layers = [_layer(layer) for layer in model.layers]
     norm = _norm(model.norm)
     if norm is None or any(layer is None for layer in layers):
@@ -94,6 +105,9 @@ def _layer(layer: Any) -> LlamaLayer | None:
     norms = [_norm(m) for m in (layer.input_layernorm, layer.post_attention_layernorm)]
     own = [_norm(getattr(attention, name)) for name in sorted(head_norms, reverse=True)]
     if None in norms or None in own or len({norm.eps for norm in own if norm}) > 1:
+        return None
+    if len(list(layer.parameters())) != len(list(layer.named_parameters(remove_duplicate=False))):
+        # A weight that is used twice.
         return None
     if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         return None
@@ -126,7 +140,7 @@ def _children(module: Any) -> set[str]:
 def _norm(module: Any) -> RmsNorm | None:
     parameters = dict(module.named_parameters())
     eps = getattr(module, "variance_epsilon", None)
-    return RmsNorm(module.weight, eps) if set(parameters) == {"weight"} and eps is not None else None
+    return RmsNorm(module, eps) if set(parameters) == {"weight"} and eps is not None else None
 
 
 def _window(attention: Any) -> bool:

@@ -65,7 +65,8 @@ void to_gradient(element *logits,          /* [rows, vocab] */
             float p = x < -87.0f ? 0.0f : exp_negative(bounded);
             z[v] = store(p * (by_logprob + by_entropy * (bounded + entropies[row])));
         }
-        float p = exp_negative(target < 0 ? target : 0);
+        target = target < -87.0f ? -87.0f : (target < 0 ? target : 0);
+        float p = exp_negative(target);
         z[targets[row]] =
             store(p * (by_logprob + by_entropy * (target + entropies[row])) + to_logprob[row] * inverse);
     }

@@ -106,7 +106,7 @@ def _statistics(z_tV: Tensor, y_t: Tensor, temperature: float, *, with_entropy: 
     """(log-probs of the targets, entropy or nothing, log-sum-exp), all [t] in float32, of a tile of logits."""
     kernel = kernels.logits(z_tV.dtype) if z_tV.device.type == "cpu" else None
     if kernel is not None:
-        outcome = tuple(torch.empty(len(z_tV)) for _ in range(3))
+        outcome = tuple(torch.empty(len(z_tV), dtype=torch.float32) for _ in range(3))
         given = (z_tV, y_t, *outcome)
         kernel.statistics(*(x.data_ptr() for x in given), *z_tV.shape, temperature)
         return outcome  # type: ignore[return-value]
@@ -177,7 +177,9 @@ def _differentiated(
         leaves = [x.detach().requires_grad_() for x in (logprobs_t, entropy_t)]
         total, kept = loss(tile, *leaves)
         to_logprob, to_entropy = torch.autograd.grad(total, leaves, allow_unused=True)
-    return torch.zeros_like(logprobs_t) if to_logprob is None else to_logprob, to_entropy, kept
+    to_logprob = torch.zeros_like(logprobs_t) if to_logprob is None else to_logprob
+    # Of a plain sum, autograd gives one number expanded, which a kernel cannot read.
+    return to_logprob.contiguous(), None if to_entropy is None else to_entropy.contiguous(), kept
 
 
 class _Gradient:
@@ -193,7 +195,7 @@ class _Gradient:
         if self.parameter is None:
             return
         if self.sum is None:
-            self.sum = torch.zeros(self.parameter.shape, device=self.parameter.device)
+            self.sum = torch.zeros_like(self.parameter, dtype=torch.float32)
         if self.term is None:
             self.term = torch.empty_like(self.parameter, requires_grad=False)
         into(self.term)

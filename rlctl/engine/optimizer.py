@@ -35,6 +35,7 @@ class MasterOptimizer:
             p.register_post_accumulate_grad_hook(_collect)  # type: ignore[no-untyped-call]
         self.grad_clip = job.grad_clip
         self.adamw = torch.optim.AdamW(self.masters, lr=0.0, betas=job.betas, weight_decay=job.weight_decay, fused=True)
+        self._dtype = dtype
         self._kernel = kernels.adamw(dtype) if self.masters and self.masters[0].device.type == "cpu" else None
         self.version = 0
         """Updates taken."""
@@ -78,7 +79,7 @@ class MasterOptimizer:
         """Round the masters into the compute weights; the share of values that changed."""
         changed = total = 0
         for p, master in zip(self.compute, self.masters, strict=True):
-            if self._kernel is not None and p.is_contiguous():
+            if self._kernel is not None and p.dtype == self._dtype and p.is_contiguous():
                 changed += self._kernel.publish(master.data_ptr(), p.data_ptr(), p.numel())
             else:
                 rounded = master.to(p.dtype)
@@ -122,8 +123,8 @@ def _stepped(kernel: kernels.AdamW, adamw: torch.optim.AdamW, master: nn.Paramet
     assert master.grad is not None
     arrays = (master, master.grad, state["exp_avg"], state["exp_avg_sq"])
     return kernel.adamw(
-        *(x.data_ptr() for x in arrays), master.numel(), clip, options["lr"], options["weight_decay"], beta1, beta2,
-        options["eps"], 1 - beta1**updates, 1 - beta2**updates,
+        *(x.data_ptr() for x in arrays), master.numel(), clip, options["lr"], options["weight_decay"],
+        1 - beta1, beta2, 1 - beta2, options["eps"], 1 - beta1**updates, 1 - beta2**updates,
     )  # fmt: skip
 
 

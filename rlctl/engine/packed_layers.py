@@ -33,7 +33,7 @@ def hidden(decoder: LlamaDecoder, ids_S: Tensor, positions_S: Tensor, layout: Pa
     for number, layer in enumerate(decoder.layers):
         work = _Work(layer, number, layout, cosine, sine, decoder.head_width, decoder.recompute)
         x_SD = _Layer.apply(work, x_SD, *_parameters(layer))  # type: ignore[no-untyped-call]
-    result: Tensor = _Norm.apply(x_SD, decoder.norm.weight, decoder.norm.eps)  # type: ignore[no-untyped-call]
+    result: Tensor = _Norm.apply(x_SD, decoder.norm, decoder.norm.weight)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -199,7 +199,7 @@ def _norm(x: Tensor, norm: RmsNorm, *, add: Tensor | None = None) -> Tensor:
 def _norm_back(found: Gradients, norm: RmsNorm, x: Tensor, grad_out: Tensor, *, into: Tensor) -> Tensor:
     """Adds the gradient by x to `into`; gives what the norm gave."""
     rows, width, parts = x.numel() // x.shape[-1], x.shape[-1], torch.get_num_threads()
-    out, by_weight = torch.empty_like(x), torch.empty(parts, width)
+    out, by_weight = torch.empty_like(x), torch.empty(parts, width, dtype=torch.float32)
     _functions(x).rms_norm_backward(
         grad_out.data_ptr(), x.data_ptr(), norm.weight.data_ptr(), into.data_ptr(), out.data_ptr(),
         by_weight.data_ptr(), rows, width, parts, norm.eps,
@@ -226,11 +226,11 @@ def _gated(gate_up: Tensor) -> Tensor:
 
 
 class _Norm(torch.autograd.Function):
-    """(x [S, D], weight, eps) -> [S, D]"""
+    """(x [S, D], norm, its weight [D]) -> [S, D]"""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, eps: float) -> Tensor:
-        ctx.norm = RmsNorm(weight, eps)
+    def forward(ctx: Any, x: Tensor, norm: RmsNorm, weight: nn.Parameter) -> Tensor:
+        ctx.norm = norm
         ctx.save_for_backward(x)
         return _norm(x, ctx.norm)
 
@@ -240,7 +240,7 @@ class _Norm(torch.autograd.Function):
         found: Gradients = {}
         grad_x = torch.zeros_like(x)
         _norm_back(found, ctx.norm, x, grads[0].contiguous(), into=grad_x)
-        return grad_x, found[ctx.norm.weight], None
+        return grad_x, None, found[ctx.norm.weight]
 
 
 class _Embedding(torch.autograd.Function):

@@ -375,15 +375,13 @@ def test_ray_actor_class_is_judged_by_the_class_it_was_made_of(offer):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_real_ray_actor_class_and_handle(offer):
+def test_real_ray_actor_class_and_handle(offer, cluster):
     ray = pytest.importorskip("ray")
     actor = ray.remote(GoodClient)
     assert methods(offer(actor))["generate"].call == ".remote(...), awaited"
-    ray.init(num_cpus=1, include_dashboard=False, logging_level="error")
-    try:
-        report = offer(actor.remote())
-    finally:
-        ray.shutdown()
+    handle = actor.remote()
+    report = offer(handle)
+    ray.kill(handle)
     assert {method.found for method in methods(report).values()} == {"ray actor method"}
     assert report.can_run
 

@@ -145,3 +145,25 @@ def test_a_cache_folder_that_cannot_be_written_means_no_kernel(tmp_path: Path) -
     file = tmp_path / "file"
     file.touch()
     assert built_in(file).strip() == "None"
+
+
+def test_a_compiler_that_writes_nonsense_means_no_kernel_and_leaves_nothing(tmp_path: Path) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nfor x; do [ "$last" = -o ] && echo nonsense > "$x"; last=$x; done\n')
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    assert built_in(cache, CC=str(compiler)).strip() == "None"
+    assert list(cache.glob("*.so")) == []
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
+    assert "None" not in built_in(tmp_path)
+    (library,) = tmp_path.glob("*.so")
+    library.write_text("cut off")
+    assert "None" not in built_in(tmp_path)
+
+
+def test_a_cache_folder_that_cannot_be_looked_into_means_no_kernel(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert built_in(loop / "cache").strip() == "None"

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlctl.engine import kernels, sampler
+from rlctl.engine import kernels, sampler, update
 from rlctl.engine.draw import draw
 from rlctl.engine.llama import recognise
 from rlctl.engine.model import wrap
 from rlctl.types import Sampling
 from tests import defaults
-from tests.engine.test_exactness import FAMILIES, family, sampled_rows
+from tests.engine.test_exactness import FAMILIES, family, plain_logprobs, sampled_rows, some_rows
 from tests.tiny import build, tiny_config
 
 LLAMA_SHAPED = {
@@ -183,8 +183,8 @@ def test_families_of_that_shape_are_recognised_and_no_others(shared: Path, name:
     assert (wrap(family(shared, name)).llama is not None) == (name in LLAMA_SHAPED)
 
 
-def test_a_family_that_scales_on_the_way_is_computed_by_its_own_modules() -> None:
-    # Granite has Llama's parts, and multiplies residuals, embeddings and scores.
+def test_a_family_that_was_not_read_is_computed_by_its_own_modules() -> None:
+    # Granite has Llama's parts, and multiplies residuals, embeddings and scores; Ministral queries, at far positions.
     from transformers import GraniteConfig
 
     model = build(
@@ -193,8 +193,33 @@ def test_a_family_that_scales_on_the_way_is_computed_by_its_own_modules() -> Non
             num_key_value_heads=2, residual_multiplier=0.5,
         )
     )  # fmt: skip
+    assert recognise(model) is None
+
+
+def test_a_decoder_that_gives_something_else_is_computed_by_its_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(tiny_config())
+    monkeypatch.setattr(model.model.layers[1].self_attn, "scaling", 0.2)
+    assert wrap(model).llama is not None
+    monkeypatch.setattr(model.model.layers[1], "forward", lambda hidden, **_: hidden)
     assert recognise(model) is not None
     assert wrap(model).llama is None
+
+
+def test_a_weight_that_is_used_twice_in_a_layer_is_left_to_autograd() -> None:
+    model = build(tiny_config())
+    model.model.layers[0].self_attn.v_proj.weight = model.model.layers[0].self_attn.k_proj.weight
+    assert recognise(model) is None
+
+
+def test_a_norm_that_is_replaced_is_the_one_that_counts() -> None:
+    model = build(tiny_config())
+    policy = wrap(model)
+    model.model.norm.weight = torch.nn.Parameter(torch.rand(32))
+    rows = some_rows(260)
+    ours = update.log_probs(policy, rows, compute=defaults.compute())
+    for row, mine in zip(rows, ours, strict=True):
+        with torch.no_grad():
+            np.testing.assert_allclose(mine, plain_logprobs(model, row).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(LLAMA_SHAPED))

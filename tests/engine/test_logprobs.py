@@ -124,3 +124,28 @@ def test_no_more_than_a_tile_of_logits_is_alive() -> None:
         token_logprobs(torch.randn(50, 4), head, targets)
         loss_backward(torch.randn(50, 4), head, targets, lambda _, logp, entropy: (logp.sum() + entropy.sum(), None))
     assert watch.most == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_plain_sum_is_a_loss_too(dtype: torch.dtype) -> None:
+    # Its gradient is one number, expanded over the tokens.
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(9, 16).to(dtype), torch.randn(300, 16).to(dtype)
+    targets = torch.randint(300, (9,))
+    head = head_of(weight, tile=4)
+    found = loss_backward(hidden, head, targets, lambda _, logp, entropy: (logp.sum() + 0.1 * entropy.sum(), None))
+    wide = hidden.float().requires_grad_()
+    logp = (wide @ weight.float().T).log_softmax(-1)
+    total = logp.gather(1, targets[:, None]).sum() - 0.1 * (logp.exp() * logp).sum()
+    (expected,) = torch.autograd.grad(total, wide)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found.grad_hidden_TD.float(), expected, atol=tolerance * 10, rtol=tolerance)
+
+
+def test_a_target_of_no_probability_leaves_the_other_rows_a_gradient() -> None:
+    weight = torch.eye(4)
+    weight[1, 1] = float("-inf")
+    hidden = torch.tensor([[0.5, 1.0, 0.2, 0.1], [0.5, 0.0, 0.2, 0.1]])
+    head = Head(nn.Parameter(torch.nan_to_num(weight, neginf=-1e30)), None, 1.0, None)
+    found = loss_backward(hidden, head, torch.tensor([1, 2]), lambda _, logp, __: ((logp * 1.0).sum(), None))
+    assert torch.isfinite(found.grad_hidden_TD[1]).all()

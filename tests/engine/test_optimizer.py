@@ -113,7 +113,7 @@ def test_an_update_that_makes_a_weight_infinite_is_an_error() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_steps_as_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = defaults.job(model="", weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
+    job = defaults.job(model="", weight_decay=0.1, betas=(0.9, 0.999), grad_clip=0.5)
     torch.manual_seed(0)
     start, gradients = torch.randn(70_001), torch.randn(5, 70_001)
     steps = {}

@@ -100,7 +100,9 @@ def test_train_learns_on_the_embedded_variant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense", "auto"])
-def test_an_address_where_no_cluster_is(tmp_path: Path, address: str) -> None:
+def test_an_address_where_no_cluster_is(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without it, "auto" finds the cluster of the other tests.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1" if address == "auto" else "")
     run = Run("smoke", "--backend", "ray", "--set", f"remote_backend.ray.address={address}", folder=tmp_path)
     assert run.process.wait(60) == 3
     told = (tmp_path / "stderr").read_text()

@@ -94,7 +94,7 @@ class LocalBackend(Backend[LocalSettings]):
         if self.settings.num_threads is not None:
             torch.set_num_threads(self.settings.num_threads)
         policy = load_policy(self.job.model, device=device)
-        must_fit_context(policy, self.job.max_prompt_length + self.job.max_response_length)
+        must_fit_context(policy.causal_lm.config, self.job.max_prompt_length + self.job.max_response_length)
         num_parameters = sum(p.numel() for p in policy.causal_lm.parameters())
         dtype = compute_dtype(self.settings.dtype, device, num_parameters)
         if self.job.lora is not None:

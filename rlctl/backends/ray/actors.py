@@ -26,6 +26,7 @@ async def answer(name: str, reference: Awaitable[T]) -> T:
         raise Died(
             f"{name} died after {time.time() - start:.0f} s: {_reason(error)}",
             hint="was it killed, for memory or by hand? Ray's logs are in /tmp/ray/session_latest/logs.",
+            who=name,
         ) from None
     except RayTaskError as error:
         cause = error.cause if isinstance(error.cause, BaseException) else error

@@ -136,6 +136,9 @@ def _environment(seat: Seat, borrowed: Sequence[str]) -> dict[str, str]:
 
 def _must_answer(address: str | None) -> None:
     """Raises OSError or ValueError when nobody listens at `host:port`, where Ray itself would try for minutes."""
+    if address == "auto":
+        # What Ray takes before it looks for a cluster on this machine.
+        address = os.environ.get("RAY_ADDRESS") or "auto"
     if address in (None, "auto", "local"):
         return
     host, colon, port = str(address).removeprefix("ray://").rpartition(":")

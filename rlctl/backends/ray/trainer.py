@@ -94,9 +94,11 @@ class TrainerRank:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def check(self) -> str:
-        """The name of the compute dtype. Raises ConfigError when a setting cannot be used here; nothing is loaded."""
+        """The name of the compute dtype. Raises ConfigError, ModelError before anything is loaded."""
         zero.check_config(self.settings)
-        num_parameters = model_config.num_parameters(model_config.read(self.job.model))
+        config = model_config.read(self.job.model)
+        must_fit_context(config, self.job.max_prompt_length + self.job.max_response_length)
+        num_parameters = model_config.num_parameters(config)
         dtype = compute_dtype(self.settings.dtype, torch.device(self.rank.device), num_parameters)
         return str(dtype).removeprefix("torch.")
 
@@ -113,7 +115,6 @@ class TrainerRank:
         self.dtype = getattr(torch, dtype)
         self._join(address)
         policy = load_policy(self.job.model, device=torch.device("cpu"))
-        must_fit_context(policy, self.job.max_prompt_length + self.job.max_response_length)
         num_parameters = sum(p.numel() for p in policy.causal_lm.parameters())
         if self.job.lora is not None:
             lora.inject(policy.causal_lm, self.job.lora)
@@ -162,7 +163,7 @@ class TrainerRank:
         # DeepSpeed makes its masters from weights that it has rounded; these are what the model's files hold.
         masters = {name: p.detach().float().clone() for name, p in self.trained.items()}
         if self.settings.gradient_checkpointing:
-            checkpoint_layers(causal_lm)
+            policy = self.policy = checkpoint_layers(policy)
         config = zero.config(self.settings, self.job, dtype=self.dtype)
         self.engine = zero.initialize(Learner(policy), config)
         self.named = dict(causal_lm.named_parameters())

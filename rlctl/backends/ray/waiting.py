@@ -31,6 +31,10 @@ class TimedOut(BackendError):
 class Died(BackendError):
     """Somebody is not there any more."""
 
+    def __init__(self, message: str, *, hint: str = "", who: str = "somebody") -> None:
+        super().__init__(message, hint=hint)
+        self.who = who
+
 
 GRACE_S = 5.0
 """Seconds after a first error in which others may still tell its cause."""
@@ -72,10 +76,14 @@ async def _all_done(tasks: Mapping[str, asyncio.Task[T]], *, what: str, patience
 
 
 async def _cause(tasks: Mapping[str, asyncio.Task[T]]) -> BaseException:
-    """The error to raise: when one actor dies, those that wait for it in a collective often complain sooner."""
+    """The error to raise: when one actor dies, those that wait for it in a collective complain sooner, or die too."""
     done, _ = await asyncio.wait(tasks.values(), timeout=GRACE_S)
     errors = [error for task in done if (error := task.exception()) is not None]
-    return next((error for error in errors if isinstance(error, Died)), errors[0])
+    dead = [error for error in errors if isinstance(error, Died)]
+    if len(dead) > 1:
+        names = " and ".join(error.who for error in dead)
+        return Died(f"{names} died, one with the other: {dead[0].message}", hint=dead[0].hint)
+    return dead[0] if dead else errors[0]
 
 
 def missing(tasks: Mapping[str, asyncio.Task[T]]) -> str:
