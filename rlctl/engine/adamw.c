@@ -9,7 +9,8 @@ static inline int is_finite(float x) {
     return (u.bits & 0x7F800000u) != 0x7F800000u;
 }
 
-/* One update, with rest = 1 - beta, taken in double: in float, 1 - 0.999 is off by 1e-5 of itself. The gradient, multiplied by `clip` before, is zero afterwards. Gives how many masters are not finite. */
+/* One update, with rest = 1 - beta, taken in double: in float, 1 - 0.999 is off by 1e-5 of itself. The gradient,
+ * multiplied by `clip` before, is zero afterwards. Gives how many masters are not finite. */
 int64_t adamw(float *master, float *grad, float *exp_avg, float *exp_avg_sq, int64_t count, float clip, float lr,
               float weight_decay, float rest1, float beta2, float rest2, float eps, float bias1, float bias2) {
     const float kept = 1.0f - lr * weight_decay, step = lr / bias1, root = sqrtf(bias2);

@@ -260,7 +260,7 @@ def _dots(grad: Tensor, out: Tensor) -> Tensor:
     return dots
 
 
-def _kernels(dtype: torch.dtype) -> kernels.AttentionTiles:
+def _kernels(dtype: torch.dtype) -> kernels.Functions:
     found = kernels.attention_tiles(dtype)
     assert found is not None, "`available` was asked"
     return found

@@ -224,7 +224,10 @@ int decode_attention(const element *query,              /* [rows, kv_heads * per
                 memcpy(own_v + at + length * WIDTH, value + (row * kv_heads + head) * WIDTH, sizeof(element) * WIDTH);
                 float *row_scores = scores + i * per_kv * stride;
                 prefetch(own_v + at, length);
-                if (i + 1 < count) prefetch(own_k + (mine[i + 1] * kv_heads + head) * capacity * WIDTH, own_length[mine[i + 1]]);
+                if (i + 1 < count) {
+                    int64_t next = mine[i + 1];
+                    prefetch(own_k + (next * kv_heads + head) * capacity * WIDTH, own_length[next]);
+                }
                 scores_of_own(q + i * per_kv * PADDED, own_k + at, row_scores + own_at, per_kv, stride, own_first,
                               length + 1);
                 for (int64_t h = 0; h < per_kv; h++) {

@@ -27,7 +27,7 @@ _Hidden = Callable[[Tensor, Tensor, Tensor], Tensor]
 class LlamaStep:
     """Decode steps with the weights, and the products, that the linear layers have when it is made."""
 
-    def __init__(self, decoder: LlamaDecoder, elementwise: kernels.Elementwise) -> None:
+    def __init__(self, decoder: LlamaDecoder, elementwise: kernels.Functions) -> None:
         self.decoder, self.kernels = decoder, elementwise
         self.layers = [_Products.of(layer) for layer in decoder.layers]
 

@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,111 +31,82 @@ DEFINES = {torch.bfloat16: ("-DBF16",), torch.float32: ()}
 
 Kernel = Callable[..., int]
 
-_ARGUMENTS = {
-    "decode_attention": (*(c_void_p,) * 12, *(c_int64,) * 6, c_float),
-    "add_rms_norm": (*(c_void_p,) * 4, *(c_int64,) * 2, c_float),
-    "rms_norm_backward": (*(c_void_p,) * 6, *(c_int64,) * 3, c_float),
-    "rotate": (*(c_void_p,) * 6, *(c_int64,) * 6, c_float),
-    "rotate_backward": (*(c_void_p,) * 3, *(c_int64,) * 3),
-    "silu_mul": (*(c_void_p,) * 3, *(c_int64,) * 3),
-    "silu_mul_backward": (*(c_void_p,) * 3, *(c_int64,) * 2),
-    "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
-    "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
-    "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
-    "adamw": (*(c_void_p,) * 4, c_int64, *(c_float,) * 9),
-    "publish": (c_void_p, c_void_p, c_int64),
-    "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
-    "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
-    "add_into": (c_void_p, c_void_p, c_int64),
-    "draw": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
+_SOURCES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "adamw": {
+        "adamw": (*(c_void_p,) * 4, c_int64, *(c_float,) * 9),
+        "publish": (c_void_p, c_void_p, c_int64),
+    },
+    "attention_tiles": {
+        "softmax": (*(c_void_p,) * 3, *(c_int64,) * 6, c_float),
+        "softmax_backward": (*(c_void_p,) * 5, *(c_int64,) * 6, c_float),
+        "row_dots": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    },
+    "decode_attention": {"decode_attention": (*(c_void_p,) * 12, *(c_int64,) * 6, c_float)},
+    "draw": {"draw": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float)},
+    "elementwise": {
+        "add_rms_norm": (*(c_void_p,) * 4, *(c_int64,) * 2, c_float),
+        "rms_norm_backward": (*(c_void_p,) * 6, *(c_int64,) * 3, c_float),
+        "rotate": (*(c_void_p,) * 6, *(c_int64,) * 6, c_float),
+        "rotate_backward": (*(c_void_p,) * 3, *(c_int64,) * 3),
+        "silu_mul": (*(c_void_p,) * 3, *(c_int64,) * 3),
+        "silu_mul_backward": (*(c_void_p,) * 3, *(c_int64,) * 2),
+    },
+    "logits": {
+        "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
+        "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
+        "add_into": (c_void_p, c_void_p, c_int64),
+    },
 }
-"""Pointers first, then sizes, then numbers, as the sources say."""
+"""The functions of each source: pointers first, then sizes, then numbers."""
+
+_COUNTS = {"adamw", "publish"}
+"""Functions that give a number of values, 64 bits wide."""
 
 
-def decode_attention(dtype: torch.dtype, width: int) -> Kernel | None:
-    """Attention of a decode step for elements of that type and heads of that width; None as for `elementwise`."""
-    library = _library("decode_attention", dtype, f"-DWIDTH={width}")
-    return None if library is None else _function(library, "decode_attention")
+class Functions:
+    """The functions of one source, built for one element type, as attributes."""
+
+    def __init__(self, library: ctypes.CDLL, arguments: dict[str, tuple[Any, ...]]) -> None:
+        for name, types in arguments.items():
+            function = getattr(library, name)
+            function.argtypes = types
+            function.restype = c_int64 if name in _COUNTS else c_int
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Kernel:
+        raise AttributeError(f"no kernel {name}")
+
+
+def elementwise(dtype: torch.dtype) -> Functions | None:
+    """None without a C compiler, for other types than float32 and bfloat16, or with RLCTL_NO_KERNELS set."""
+    return _functions("elementwise", dtype)
+
+
+def attention_tiles(dtype: torch.dtype) -> Functions | None:
+    """None as for `elementwise`."""
+    return _functions("attention_tiles", dtype)
+
+
+def logits(dtype: torch.dtype) -> Functions | None:
+    """None as for `elementwise`."""
+    return _functions("logits", dtype)
+
+
+def adamw(dtype: torch.dtype) -> Functions | None:
+    """For compute weights of that type; None as for `elementwise`."""
+    return _functions("adamw", dtype)
 
 
 def draw(dtype: torch.dtype) -> Kernel | None:
     """Draws from the full softmax of logits of that type; None as for `elementwise`."""
-    library = _library("draw", dtype)
-    return None if library is None else _function(library, "draw")
+    found = _functions("draw", dtype)
+    return None if found is None else found.draw
 
 
-class Elementwise:
-    """The functions of `elementwise.c` for one element type."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.add_rms_norm = _function(library, "add_rms_norm")
-        self.rms_norm_backward = _function(library, "rms_norm_backward")
-        self.rotate = _function(library, "rotate")
-        self.rotate_backward = _function(library, "rotate_backward")
-        self.silu_mul = _function(library, "silu_mul")
-        self.silu_mul_backward = _function(library, "silu_mul_backward")
-
-
-class AttentionTiles:
-    """The functions of `attention_tiles.c` for one element type."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.softmax = _function(library, "softmax")
-        self.softmax_backward = _function(library, "softmax_backward")
-        self.row_dots = _function(library, "row_dots")
-
-
-@functools.cache
-def attention_tiles(dtype: torch.dtype) -> AttentionTiles | None:
-    """None as for `elementwise`."""
-    library = _library("attention_tiles", dtype)
-    return None if library is None else AttentionTiles(library)
-
-
-class Logits:
-    """The functions of `logits.c` for one element type."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.statistics = _function(library, "statistics")
-        self.to_gradient = _function(library, "to_gradient")
-        self.add_into = _function(library, "add_into")
-
-
-@functools.cache
-def logits(dtype: torch.dtype) -> Logits | None:
-    """None as for `elementwise`."""
-    library = _library("logits", dtype)
-    return None if library is None else Logits(library)
-
-
-class AdamW:
-    """The functions of `adamw.c` for compute weights of one type."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.adamw = _function(library, "adamw")
-        self.publish = _function(library, "publish")
-        self.adamw.restype = self.publish.restype = c_int64  # type: ignore[attr-defined]
-
-
-@functools.cache
-def adamw(dtype: torch.dtype) -> AdamW | None:
-    """None as for `elementwise`."""
-    library = _library("adamw", dtype)
-    return None if library is None else AdamW(library)
-
-
-@functools.cache
-def elementwise(dtype: torch.dtype) -> Elementwise | None:
-    """None without a C compiler, for other types than float32 and bfloat16, or with RLCTL_NO_KERNELS set."""
-    library = _library("elementwise", dtype)
-    return None if library is None else Elementwise(library)
-
-
-def _function(library: ctypes.CDLL, name: str) -> Kernel:
-    function = getattr(library, name)
-    function.argtypes = _ARGUMENTS[name]
-    kernel: Kernel = function
-    return kernel
+def decode_attention(dtype: torch.dtype, width: int) -> Kernel | None:
+    """Attention of a decode step for elements of that type and heads of that width; None as for `elementwise`."""
+    found = _functions("decode_attention", dtype, f"-DWIDTH={width}")
+    return None if found is None else found.decode_attention
 
 
 def everywhere() -> bool:
@@ -143,11 +115,12 @@ def everywhere() -> bool:
 
 
 @functools.cache
-def _library(name: str, dtype: torch.dtype, *defines: str) -> ctypes.CDLL | None:
+def _functions(source: str, dtype: torch.dtype, *defines: str) -> Functions | None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if dtype not in DEFINES or compiler is None or os.environ.get("RLCTL_NO_KERNELS"):
         return None
-    return _built(FOLDER / f"{name}.c", compiler, (*FLAGS, *DEFINES[dtype], *defines))
+    library = _built(FOLDER / f"{source}.c", compiler, (*FLAGS, *DEFINES[dtype], *defines))
+    return None if library is None else Functions(library, _SOURCES[source])
 
 
 def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL | None:

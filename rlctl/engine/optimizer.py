@@ -108,7 +108,7 @@ class MasterOptimizer:
         self._publish()
 
 
-def _stepped(kernel: kernels.AdamW, adamw: torch.optim.AdamW, master: nn.Parameter, *, clip: float) -> int:
+def _stepped(kernel: kernels.Functions, adamw: torch.optim.AdamW, master: nn.Parameter, *, clip: float) -> int:
     """Update one master, with the state where torch's AdamW keeps it; how many of its values are not finite."""
     (options,) = adamw.param_groups
     state = adamw.state[master]

@@ -179,7 +179,7 @@ def _by_linear(found: Gradients, linears: Sequence[nn.Linear], grad_SO: Tensor, 
             found[m.bias] = columns.sum(0, dtype=torch.float32).to(columns.dtype)
 
 
-def _functions(x: Tensor) -> kernels.Elementwise:
+def _functions(x: Tensor) -> kernels.Functions:
     found = kernels.elementwise(x.dtype)
     assert found is not None, "a decoder is taken apart only where the kernels are"
     return found

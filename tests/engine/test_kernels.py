@@ -28,7 +28,7 @@ LLAMA_SHAPED = {
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def compiled(dtype: torch.dtype) -> kernels.Elementwise:
+def compiled(dtype: torch.dtype) -> kernels.Functions:
     found = kernels.elementwise(dtype)
     assert found is not None, "no C compiler: the kernels cannot be tested"
     return found

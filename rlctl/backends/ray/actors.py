@@ -25,7 +25,7 @@ async def answer(name: str, reference: Awaitable[T]) -> T:
     except RayActorError as error:
         raise Died(
             f"{name} died after {time.time() - start:.0f} s: {_reason(error)}",
-            hint="was it killed, for memory or by hand? Ray's logs are in /tmp/ray/session_latest/logs.",
+            hint="was it killed, for memory or by hand? Ray's logs are in session_latest/logs of its temporary folder.",
             who=name,
         ) from None
     except RayTaskError as error:

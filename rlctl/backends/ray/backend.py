@@ -134,34 +134,34 @@ class RayBackend(Backend[RaySettings]):
     async def _log_probs(
         self, rows: Sequence[TrainRow], *, reference: bool, temperature: float | None
     ) -> list[LogProbs]:
-        await self._sleep()
-        shares = balance(rows, ranks=len(self.fleet.trainers))
-        asked = {
-            name: answer(
-                name,
-                actor.log_probs.remote([rows[i] for i in share], reference=reference, temperature=temperature),
-            )
-            for (name, actor), share in zip(self.fleet.trainers.items(), shares, strict=True)
-        }
-        parts = await answers(asked, what="score", patience=self.patience)
+        shares, parts = await self._shared(
+            rows, lambda a, mine: a.log_probs.remote(mine, reference=reference, temperature=temperature), what="score"
+        )
         result = [np.zeros(0, dtype=np.float32) for _ in rows]
-        for share, part in zip(shares, parts.values(), strict=True):
+        for share, part in zip(shares, parts, strict=True):
             for i, values in zip(share, part, strict=True):
                 result[i] = values
         return result
 
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
+        _, parts = await self._shared(
+            rows,
+            lambda a, mine: a.forward_backward.remote(mine, loss=loss, loss_denominator=loss_denominator),
+            what="update",
+        )
+        return sum(parts, start=LossStats())
+
+    async def _shared(
+        self, rows: Sequence[TrainRow], call: Callable[[Any, list[TrainRow]], Awaitable[T]], *, what: str
+    ) -> tuple[list[list[int]], list[T]]:
+        """(positions of the rows that each rank got, what each answered)"""
         await self._sleep()
         shares = balance(rows, ranks=len(self.fleet.trainers))
         asked = {
-            name: answer(
-                name,
-                actor.forward_backward.remote([rows[i] for i in share], loss=loss, loss_denominator=loss_denominator),
-            )
+            name: answer(name, call(actor, [rows[i] for i in share]))
             for (name, actor), share in zip(self.fleet.trainers.items(), shares, strict=True)
         }
-        parts = await answers(asked, what="update", patience=self.patience)
-        return sum(parts.values(), start=LossStats())
+        return shares, list((await answers(asked, what=what, patience=self.patience)).values())
 
     async def optim_step(self, lr: float) -> OptimStats:
         stats = await self._on_trainers(lambda a: a.optim_step.remote(lr), what="step")
