@@ -16,7 +16,6 @@ from torch import nn
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.local.backend import LocalBackend, must_fit_context
 from rlctl.backends.local.settings import LocalSettings
-from rlctl.engine.model import wrap
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, ModelError
 from rlctl.types import Prompt, TrainRow
 from tests import defaults
@@ -186,10 +185,10 @@ def test_sequences_beyond_the_context_are_refused(tiny_llama: Path) -> None:
 
 def test_rotary_scaling_that_depends_on_the_batch_is_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
-    policy = wrap(build(tiny_config(rope_parameters=rope)))
-    must_fit_context(policy, 64)
+    config = tiny_config(rope_parameters=rope)
+    must_fit_context(config, 64)
     with pytest.raises(ModelError, match="switch the model's dynamic rotary scaling"):
-        must_fit_context(policy, 65)
+        must_fit_context(config, 65)
 
 
 def test_a_token_the_model_does_not_know_is_refused(tiny_llama: Path) -> None:

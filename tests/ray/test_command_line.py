@@ -50,7 +50,8 @@ class Run:
         os.killpg(self.process.pid, number)
 
     def must_leave_nothing(self) -> None:
-        assert processes_after(self.mark, 20) == []
+        # Ray's own agents need up to half a minute on a busy machine to see that their driver was killed.
+        assert processes_after(self.mark, 60) == []
         assert shared_memory() <= self.before
 
 

@@ -64,7 +64,7 @@ def test_every_sampling_parameter_is_given_and_no_generation_config_read() -> No
     assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.0, 0.0, 0.0)
     assert (asked.n, asked.stop_token_ids, asked.ignore_eos) == (8, [2, 5], True)
     assert 0 <= asked.seed < 2**62
-    spec = EngineSpec(Path("m"), "float32", "cpu", 1, 1, 64, 8, 2**20, (2,), False, {"block_size": 32})
+    spec = EngineSpec(Path("m"), "float32", "cpu", 1, 1, 64, 8, 2**20, (2,), False, None, {"block_size": 32})
     arguments = engine_arguments(spec)
     assert arguments["generation_config"] == "vllm"
     assert arguments["logprobs_mode"] == "processed_logprobs"
