@@ -1,0 +1,112 @@
+"""Chapter 3: every setting of a run, with its default, its meaning and the rules between them.
+
+This package is the one place where a default lives; the text under a field is its one documentation
+(`rlctl config schema` prints it). How presets, files, RLCTL_ variables and options become one
+Settings is `config.py`. Settings are frozen, and unknown keys are refused everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from rlctl.backends.local.settings import LocalSettings
+from rlctl.settings.algorithm import AlgorithmSettings
+from rlctl.settings.data import DataSettings
+from rlctl.settings.model import ModelSettings
+from rlctl.settings.reward import RewardSettings
+from rlctl.settings.rollout import EvalSettings, RolloutSettings
+from rlctl.settings.run import RunSettings
+from rlctl.settings.trainer import TrainerSettings
+from rlctl.types import JobSpec, LoraSpec, LossSpec, Sampling
+
+__all__ = ["DataSettings", "Settings"]
+
+
+class Settings(BaseSettings):
+    """All settings of a run."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="RLCTL_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    backend: str = "local"
+    """Where the work is done: local, or the name of a registered backend (`rlctl plugins` lists them)."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Decides the order of the data and every random draw."""
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    eval: EvalSettings = EvalSettings()
+    run: RunSettings = RunSettings()
+    local: LocalSettings = LocalSettings()
+    remote_backend: dict[str, Any] = {}
+    """One table for each backend outside this process, typed by that backend's own settings class."""
+
+    @field_validator("remote_backend")
+    @classmethod
+    def blocks_are_typed_by_their_backend(cls, blocks: dict[str, Any]) -> dict[str, Any]:
+        # Imported here: a plugin's settings module may import this one.
+        from rlctl.backends import registry
+
+        typed = {}
+        for name, block in blocks.items():
+            settings_class = registry.get(name).load("settings")
+            typed[name] = block if isinstance(block, settings_class) else settings_class.model_validate(block)
+        return typed
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `config.py` hands over: it reads the environment itself, to refuse what it does not know."""
+        return (init_settings,)
+
+    def job(self, *, model: str, end_token_ids: tuple[int, ...]) -> JobSpec:
+        """What every backend is told, whichever it is; `model` is the one of model.path that was found."""
+        lora = self.model.lora
+        return JobSpec(
+            model=model,
+            end_token_ids=end_token_ids,
+            temperature=self.rollout.temperature,
+            needs_reference=self.algorithm.kl_coef > 0,
+            max_tokens_per_device=self.trainer.max_tokens_per_device,
+            max_prompt_length=self.data.max_prompt_length,
+            max_response_length=self.rollout.max_response_length,
+            weight_decay=self.trainer.weight_decay,
+            betas=self.trainer.betas,
+            grad_clip=self.trainer.grad_clip,
+            lora=LoraSpec(lora.rank, lora.alpha, lora.target_modules) if lora.rank else None,
+        )
+
+    def loss(self) -> LossSpec:
+        algorithm = self.algorithm
+        return LossSpec(
+            clip_ratio_low=algorithm.clip_ratio_low,
+            clip_ratio_high=algorithm.clip_ratio_high,
+            clip_ratio_c=algorithm.clip_ratio_c,
+            kl_coef=algorithm.kl_coef,
+            kl_estimator=algorithm.kl_estimator,
+            entropy_coeff=algorithm.entropy_coeff,
+            loss_agg_mode=algorithm.loss_agg_mode,
+            max_response_length=self.rollout.max_response_length,
+        )
+
+    def evaluation(self) -> Sampling:
+        """Sampling of an evaluation: from the full distribution, whatever filters training was allowed."""
+        return Sampling(self.eval.temperature, 1.0, -1, 0.0, self.rollout.max_response_length)

@@ -1,0 +1,33 @@
+"""`[reward]`: what a completion is worth."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from rlctl.settings.block import Block
+
+
+class Gsm8kRewardSettings(Block):
+    allow_last_number: bool = False
+    """Accept the last number of a completion that has neither `#### N` nor a box."""
+
+
+class RewardSettings(Block):
+    functions: list[str] = Field(["gsm8k"], min_length=1)
+    """Rewards by name (`gsm8k`) or as `package.module:function`; the first one's value is the score shown."""
+    weights: list[float] | None = None
+    """One weight a function; null weighs each 1."""
+    timeout_s: PositiveFloat = 10.0
+    """Seconds one call of a custom reward may take; a completion whose reward times out is left out and counted."""
+    gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
+
+    @model_validator(mode="after")
+    def one_weight_a_function(self) -> RewardSettings:
+        if self.weights is not None and len(self.weights) != len(self.functions):
+            raise ValueError(
+                f"reward.weights has {len(self.weights)} values for the {len(self.functions)} of reward.functions; "
+                "give one for each"
+            )
+        if len(set(self.functions)) != len(self.functions):
+            raise ValueError("reward.functions names one twice; give it once with the sum of the weights")
+        return self
