@@ -27,7 +27,7 @@ from rlctl.settings_tree import (
     variable_name,
 )
 
-NOT_SETTINGS = frozenset({"RLCTL_PLUGINS", "RLCTL_CACHE_DIR"})
+NOT_SETTINGS = frozenset({"RLCTL_PLUGINS", "RLCTL_CACHE_DIR", "RLCTL_NO_KERNELS", "RLCTL_NO_AMX"})
 """Variables that rlctl reads elsewhere: plugin modules (registry) and the cache folder (engine/peak.py)."""
 
 

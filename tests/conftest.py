@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
 for _name in [name for name in os.environ if name.startswith("RLCTL_")]:
     del os.environ[_name]
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("rlctl", deadline=None)
+settings.load_profile("rlctl")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

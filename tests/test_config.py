@@ -402,3 +402,9 @@ def test_local_is_no_remote_backend() -> None:
 )
 def test_numbers_that_no_run_can_use_are_refused(setting: str) -> None:
     assert setting.split("=")[0] in complaint(assignments=[setting])
+
+
+def test_switches_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLCTL_NO_KERNELS", "RLCTL_NO_AMX", "RLCTL_CACHE_DIR"):
+        monkeypatch.setenv(name, "1")
+    assert loaded(preset="smoke").settings

@@ -62,7 +62,7 @@ class Causal:
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float) -> Grads:
         grads = tuple(x.new_empty(x.shape) for x in (q, k, v))
-        dots = _dots(grad, out)
+        dots = row_dots(grad, out)
         for table in self.tables:
             # Padding has no gradient: zeros, and so is their product with the outcome.
             grad_here, dots_here = (table.tokens(x, zero=True) for x in (grad, dots))
@@ -100,7 +100,7 @@ class Across:
         grad, q, out, lse = (x[self.q] for x in (grad, q, out, lse))
         grad_q = q.new_empty(q.shape)
         grad_k, grad_v = (x.new_zeros(self.num_k, *x.shape[1:]) for x in (k, v))
-        dots = _dots(grad, out)
+        dots = row_dots(grad, out)
         for mine, keys in self.pairs:
             grad_here, q_here, dots_here, lse_here = (x[None, mine] for x in (grad, q, dots, lse))
             k_here, v_here = k[None, keys], v[None, keys]
@@ -252,8 +252,8 @@ def _tokens(x_bMD: Tensor, like: Tensor) -> Tensor:
     return by_head.transpose(1, 2).reshape(sequences, tokens, heads, x_bMD.shape[2])
 
 
-def _dots(grad: Tensor, out: Tensor) -> Tensor:
-    """[S, H, D] twice -> [S, H], float32"""
+def row_dots(grad: Tensor, out: Tensor) -> Tensor:
+    """grad . out of each head: [S, H, D] twice -> [S, H], float32"""
     grad, out = grad.contiguous(), out.contiguous()
     dots = grad.new_empty(grad.shape[:2], dtype=torch.float)
     _kernels(grad.dtype).row_dots(grad.data_ptr(), out.data_ptr(), dots.data_ptr(), dots.numel(), grad.shape[2])

@@ -36,7 +36,7 @@ class Piece(Protocol):
         ...
 
     def backward(self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float) -> Grads:
-        """Shares of the gradients of q, k and v, given the whole outcome and log-sum-exp."""
+        """Shares of the gradients of q, k and v (k and v in their type or float32), given the whole outcome and lse."""
         ...
 
 
@@ -54,7 +54,7 @@ class Pieces:
 
 def pieces(batch: PackedBatch, device: torch.device) -> Pieces:
     """How to compute that micro-batch on the device."""
-    from rlctl.engine import attention_tiles, flash_torch
+    from rlctl.engine import attention_tiles, flash_amx, flash_torch
 
     start = int(batch.prompt_lengths_G.sum())
     own = batch.completion_lengths_R
@@ -66,6 +66,9 @@ def pieces(batch: PackedBatch, device: torch.device) -> Pieces:
     elif attention_tiles.available():
         itself = attention_tiles.Causal(sequences, num_prompts=len(batch.prompt_lengths_G), device=device)
         prompt = attention_tiles.Across(groups, batch.prompt_lengths_G, q_start=start)
+        if flash_amx.available():
+            itself = flash_amx.Runs(sequences, sequences, causal=True, other_types=itself)
+            prompt = flash_amx.Runs(groups, batch.prompt_lengths_G, causal=False, q_start=start, other_types=prompt)
     else:
         itself = flash_torch.PaddedRuns(sequences, num_prompts=len(batch.prompt_lengths_G), device=device)
         prompt = flash_torch.Runs(groups, batch.prompt_lengths_G, q_start=start)
@@ -115,7 +118,7 @@ def gradients(
         grad_q[plan.start :] += more_q
         grad_k[: plan.start] += more_k
         grad_v[: plan.start] += more_v
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
 def _join(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:

@@ -51,6 +51,11 @@ _SOURCES: dict[str, dict[str, tuple[Any, ...]]] = {
         "silu_mul": (*(c_void_p,) * 3, *(c_int64,) * 3),
         "silu_mul_backward": (*(c_void_p,) * 3, *(c_int64,) * 2),
     },
+    "flash_amx": {
+        "enable": (),
+        "there": (*(c_void_p,) * 6, *(c_int64,) * 9, c_float),
+        "back": (*(c_void_p,) * 10, *(c_int64,) * 11, c_float),
+    },
     "logits": {
         "statistics": (*(c_void_p,) * 5, *(c_int64,) * 2, c_float),
         "to_gradient": (*(c_void_p,) * 6, *(c_int64,) * 2, c_float),
@@ -85,6 +90,11 @@ def elementwise(dtype: torch.dtype) -> Functions | None:
 def attention_tiles(dtype: torch.dtype) -> Functions | None:
     """None as for `elementwise`."""
     return _functions("attention_tiles", dtype)
+
+
+def flash_amx(dtype: torch.dtype) -> Functions | None:
+    """None as for `elementwise`; its `enable` tells whether the machine has the units."""
+    return _functions("flash_amx", dtype)
 
 
 def logits(dtype: torch.dtype) -> Functions | None:
