@@ -47,7 +47,10 @@ def import_foreign(reference: str, *, needed_by: str, install: str = "") -> Any:
 def _missing(module: str, error: ModuleNotFoundError, *, needed_by: str, install: str) -> BackendUnavailable:
     """Tells a module that is not installed from one that is, but imports something that is not."""
     missing = error.name or str(error)
-    if module == missing:
+    if _is_ours(module) and not _is_ours(missing) and install:
+        # A backend of rlctl's own without what its extra brings: the module in between helps nobody.
+        text = f"{needed_by} needs {missing.partition('.')[0]!r}, which is not installed."
+    elif module == missing:
         text = f"{needed_by} needs module {module!r}, which is not installed."
     elif module.startswith(f"{missing}."):
         text = f"{needed_by} needs module {module!r}, but {missing!r} is not installed."
@@ -57,6 +60,10 @@ def _missing(module: str, error: ModuleNotFoundError, *, needed_by: str, install
         install = f"install the package that provides {missing!r}" + (f", or reinstall: {install}" if install else ".")
     install = install or f"install the package of {module!r}, or put the folder it is in on PYTHONPATH."
     return BackendUnavailable(text[0].upper() + text[1:], hint=install)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _importer(error: BaseException) -> str:

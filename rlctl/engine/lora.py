@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from rlctl.errors import BackendUnavailable, ModelError
 from rlctl.types import LoraSpec
 
+SEED = 0
+"""Of the factors' random start. It decides nothing that a run's seed should: B is zero, so the start has no effect."""
+
 
 def inject(causal_lm: nn.Module, spec: LoraSpec) -> None:
     """Freeze the model and add factors of that rank, at first without effect. Raises ModelError, BackendUnavailable."""
@@ -38,7 +41,10 @@ def inject(causal_lm: nn.Module, spec: LoraSpec) -> None:
     if targets == "all-linear":
         # Injection, unlike get_peft_model, does not know the word.
         config.target_modules = sorted({name.rsplit(".", 1)[-1] for name, _ in _linears(causal_lm)})
-    inject_adapter_in_model(config, causal_lm)
+    # The same start in every process and every run: ranks must agree, and a seeded run must repeat.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        inject_adapter_in_model(config, causal_lm)
     causal_lm.eval()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlctl.types import JobSpec, OptimStats, TrainRow
+from rlctl.types import JobSpec, LoraSpec, OptimStats, TrainRow
 from tests import defaults
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -39,20 +39,22 @@ def rows() -> list[TrainRow]:
     return made
 
 
-def job(model: Path) -> JobSpec:
+def job(model: Path, **changes: Any) -> JobSpec:
     # Small micro-batches, so that ranks have different numbers of them; a clip that acts.
-    return defaults.job(
-        model=str(model),
-        temperature=0.9,
-        max_tokens_per_device=60,
-        grad_clip=0.05,
-        weight_decay=0.1,
-        max_prompt_length=16,
-        max_response_length=16,
-    )
+    own: dict[str, Any] = {
+        "temperature": 0.9,
+        "max_tokens_per_device": 60,
+        "grad_clip": 0.05,
+        "weight_decay": 0.1,
+        "max_prompt_length": 16,
+        "max_response_length": 16,
+    }
+    return defaults.job(model=str(model), **{**own, **changes})
 
 
-def ranks(model: Path, *, world: int, stage: int, dtype: str) -> Any:
+def ranks(
+    model: Path, *, world: int, stage: int, dtype: str = "float32", changes: dict[str, Any] | None = None, **own: Any
+) -> Any:
     """The Ray backend with trainer ranks and no sampler."""
     from rlctl.backends.ray.backend import RayBackend
     from rlctl.backends.ray.fleet import Fleet
@@ -64,11 +66,10 @@ def ranks(model: Path, *, world: int, stage: int, dtype: str) -> Any:
     class WithoutSamplers(RayBackend):
         async def sync_weights(self) -> Any: ...
 
-    settings = RaySettings(
-        trainer_ranks=world, zero_stage=stage, dtype=dtype, logits_tile_tokens=7, colocate=False, device="cpu"
-    )
-    backend = WithoutSamplers(settings, job(model))
-    backend.fleet = Trainers(settings, job(model))
+    asked: dict[str, Any] = {"trainer_ranks": world, "zero_stage": stage, "dtype": dtype, **own}
+    settings = RaySettings(logits_tile_tokens=7, colocate=False, device="cpu", **asked)
+    backend = WithoutSamplers(settings, job(model, **(changes or {})))
+    backend.fleet = Trainers(settings, backend.job)
     return backend
 
 
@@ -103,11 +104,7 @@ def run(backend: Any) -> Any:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def expected(request: pytest.FixtureRequest, llama: Path) -> tuple[str, Any]:
-    from rlctl.backends.local.backend import LocalBackend
-    from rlctl.backends.local.settings import LocalSettings
-
-    settings = LocalSettings(dtype=request.param, logits_tile_tokens=7, device="cpu")
-    return request.param, run(LocalBackend(settings, job(llama)))
+    return request.param, run(local(llama, dtype=request.param))
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -131,6 +128,36 @@ def test_updates_equal_the_local_backends(
         assert mine.changed_fraction == pytest.approx(theirs.changed_fraction, abs=0.02)
     for mine, theirs in zip(got[3], after, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=moved)
+
+
+def local(model: Path, *, dtype: str = "float32", **changes: Any) -> Any:
+    from rlctl.backends.local.backend import LocalBackend
+    from rlctl.backends.local.settings import LocalSettings
+
+    return LocalBackend(LocalSettings(dtype=dtype, logits_tile_tokens=7, device="cpu"), job(model, **changes))
+
+
+def must_equal(got: Any, expected: Any) -> None:
+    """In float32, where only the order of sums differs."""
+    assert got[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
+    for mine, theirs in zip(got[2], expected[2], strict=True):
+        assert mine.stepped
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=5e-5)
+    for mine, theirs in zip(got[0] + got[3], expected[0] + expected[3], strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 2)])
+def test_lora_updates_equal_the_local_backends(cluster: None, llama: Path, world: int, stage: int) -> None:
+    changes = {"lora": LoraSpec(4, 8.0, ("all-linear",)), "grad_clip": 1.0}
+    expected = run(local(llama, **changes))
+    moved = max(float(np.abs(a - b).max()) for a, b in zip(expected[0], expected[3], strict=True))
+    assert moved > 1e-3
+    must_equal(run(ranks(llama, world=world, stage=stage, changes=changes)), expected)
+
+
+def test_checkpointed_layers_give_the_same_update(cluster: None, llama: Path) -> None:
+    must_equal(run(ranks(llama, world=2, stage=3, gradient_checkpointing=True)), run(local(llama)))
 
 
 def test_rows_without_completions_and_ranks_without_rows(cluster: None, llama: Path) -> None:

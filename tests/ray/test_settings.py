@@ -56,3 +56,20 @@ print(sorted({"ray", "vllm", "deepspeed"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("missing", ["ray", "deepspeed"])
+def test_a_missing_package_names_the_install_line(missing: str) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+sys.argv = ["rlctl", "smoke", "--backend", "ray", "--steps", "1"]
+from rlctl.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert repr(missing) in done.stderr
+    assert "which is not installed" in done.stderr
+    assert "hint: pip install 'rlctl[ray]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -17,7 +17,8 @@ from rlctl.backends.ray.cluster import Cluster
 from rlctl.backends.ray.installed import require
 from rlctl.backends.ray.sampler import Replica, Sampler
 from rlctl.backends.ray.settings import RaySettings
-from rlctl.backends.ray.trainer import Rank, Started, TrainerRank
+from rlctl.backends.ray.sharded import Rank
+from rlctl.backends.ray.trainer import Started, TrainerRank
 from rlctl.backends.ray.waiting import Patience, answers
 from rlctl.errors import BackendError, ConfigError, RlctlError
 from rlctl.types import JobSpec
