@@ -7,30 +7,30 @@ seed, made from the raw 64-bit output of numpy's Philox: numpy keeps that stream
 Where evaluation problems come from, first that applies:
   - `eval_path`: that file, `eval_size` of its rows at most;
   - `path`: `eval_size` of its rows, but no more than a tenth, are held out of training (of fewer than ten, none);
-  - `generated:...`: the generator's own eval split;
+  - a source of `sources.LOADERS` (`generated:...`): its own eval split;
   - the hub: `eval_split`, `eval_size` of its rows at most.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rlctl import hub
-from rlctl.data_files import READERS, Check, Columns, Row, problems_from, read_file
+from rlctl import sources
+from rlctl.data_files import Check, Columns, read_file
 from rlctl.errors import DataError
+from rlctl.sources import LazyProblems, Request, Split
 from rlctl.types import Problem
 
 if TYPE_CHECKING:  # settings load pydantic, and only their values are needed here
     from rlctl.settings import DataSettings
 
-Split = Literal["train", "eval"]
+__all__ = ["LazyProblems", "epoch_order", "filter_long", "load_problems", "require_full_batch"]
 
 HELD_OUT_SHARE = 10
 """At most one row in so many is held out of a training file."""
@@ -43,14 +43,14 @@ def load_problems(spec: DataSettings, *, split: Split, seed: int, check: Check |
     Raises DataError that names file and line, and what to set instead.
     """
     if split == "eval" and spec.eval_path:
-        problems = read_file(Path(spec.eval_path), columns=_columns(spec), check=check)
-        return _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
+        rows = read_file(Path(spec.eval_path), columns=_columns(spec), check=check)
+        return _pick(rows, _chosen(len(rows), size=spec.eval_size, seed=seed))
     if spec.path:
         return _from_training_file(spec, split=split, seed=seed, check=check)
-    if spec.source.startswith("generated:"):
-        return _generated(spec, split=split, seed=seed)
-    problems = _from_hub(spec, split=split, check=check)
-    return problems if split == "train" else _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
+    problems = sources.load(Request(spec, spec.source, split, seed, check))
+    if split == "train" or not sources.is_on_hub(spec.source):
+        return problems
+    return _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
 
 
 def _from_training_file(spec: DataSettings, *, split: Split, seed: int, check: Check | None) -> list[Problem]:
@@ -74,63 +74,6 @@ def _pick(problems: Sequence[Problem], indices: Sequence[int]) -> list[Problem]:
 def _chosen(num_problems: int, *, size: int, seed: int) -> list[int]:
     """`size` indices, or all when there are fewer, in ascending order."""
     return sorted(int(index) for index in _shuffled(num_problems, purpose=_HOLD_OUT, seed=seed)[:size])
-
-
-def _generated(spec: DataSettings, *, split: Split, seed: int) -> Sequence[Problem]:
-    from rlctl.problems import word_problem
-
-    known: Mapping[str, Callable[[int], Problem]] = {
-        "generated:word-problems": lambda index: word_problem(seed, index, split=split),
-    }
-    if spec.source not in known:
-        near = difflib.get_close_matches(spec.source, known, n=1, cutoff=0.0)[0]
-        raise DataError(f"data.source = {spec.source!r}: no such generator; the nearest is {near!r}.")
-    return LazyProblems(known[spec.source], size=spec.num_generated if split == "train" else spec.eval_size)
-
-
-class LazyProblems(Sequence[Problem]):
-    """Problems made when asked for: a sequence over a pure function of the index."""
-
-    def __init__(self, make: Callable[[int], Problem], *, size: int) -> None:
-        self._make = make
-        self._indices = range(size)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
-        if isinstance(index, slice):
-            return [self._make(one) for one in self._indices[index]]
-        return self._make(self._indices[index])
-
-
-def _from_hub(spec: DataSettings, *, split: Split, check: Check | None) -> list[Problem]:
-    """Read through `datasets`: from its cache when the hub cannot be reached, which is found out within seconds."""
-    complaint = f"data.source = {spec.source!r}"
-    if Path(spec.source).suffix.lower() in READERS:
-        raise DataError(f"{complaint} is a file.", hint=f"name files by path: --set data.path={spec.source}")
-    reachable, reason = hub.hub_reachable()
-    cure = "give a file: --set data.path=FILE; or --set data.source=generated:word-problems needs none."
-    if not reachable and not hub.is_cached_dataset(spec.source):
-        raise DataError(f"{complaint} is not in the local cache, and {reason}.", hint=cure)
-    import datasets
-
-    if not reachable:
-        # Otherwise every request is tried again for half a minute before the cache is looked at.
-        datasets.config.HF_HUB_OFFLINE = True
-    hub_split = spec.train_split if split == "train" else spec.eval_split
-    try:
-        table = datasets.load_dataset(spec.source, spec.subset, split=hub_split)
-    except (OSError, ValueError) as error:
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{complaint}, subset {spec.subset!r}, split {hub_split!r}: {message}", hint=cure) from error
-    where = f"{spec.source}/{hub_split}"
-    rows: Iterator[Row] = (Row(number, values) for number, values in enumerate(table, start=1))
-    return problems_from(rows, where=where, prefix=where, columns=_columns(spec), check=check)
 
 
 def epoch_order(num_problems: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,16 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its gold answer, as the data set has them."""
+    """One question with its gold answer, as the data set has them.
+
+    `extra` is what a source keeps for the reward that grades its problems: a database, the whole row. Plain data.
+    """
 
     id: str
     question: str
     answer: str
     source: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
