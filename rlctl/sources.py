@@ -14,33 +14,40 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from rlctl import hub
 from rlctl.data_files import READERS, Check, Columns, Row, problems_from
+from rlctl.data_filters import row_filter
 from rlctl.errors import DataError
 from rlctl.presets import did_you_mean
 from rlctl.types import Problem
 
 if TYPE_CHECKING:  # settings load pydantic, and only their values are needed here
-    from rlctl.settings import DataSettings
+    from rlctl.settings.data import SourceBlock
 
 Split = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a loader is asked for. `name` is the source without its prefix; `size` bounds a set made on the spot."""
+    """What a loader is asked for. `name` is the source without its prefix; `eval_size` bounds an evaluation."""
 
-    spec: DataSettings
+    spec: SourceBlock
     name: str
     split: Split
     seed: int
+    eval_size: int
     check: Check | None = None
 
     @property
     def size(self) -> int:
-        return self.spec.num_generated if self.split == "train" else self.spec.eval_size
+        """Problems of a set that is made on the spot."""
+        return self.spec.num_generated if self.split == "train" else self.eval_size
 
     @property
     def columns(self) -> Columns:
-        return Columns(self.spec.question_key, self.spec.answer_key, self.spec.id_key)
+        return columns_of(self.spec)
+
+
+def columns_of(spec: SourceBlock) -> Columns:
+    return Columns(spec.question_key, spec.answer_key, spec.id_key, spec.extra_keys)
 
 
 Loader = Callable[[Request], Sequence[Problem]]
@@ -49,6 +56,12 @@ Loader = Callable[[Request], Sequence[Problem]]
 def load(request: Request) -> Sequence[Problem]:
     """The problems of a source. Raises DataError that says what to set instead."""
     source = request.spec.source
+    if not is_on_hub(source) and (request.spec.where or request.spec.match or request.spec.dedupe):
+        raise DataError(
+            f"data.source = {source!r} has no rows to look at, so data.where, data.match and data.dedupe cannot choose "
+            "among them.",
+            hint="data.options says which problems such a source makes.",
+        )
     for prefix, loader in LOADERS.items():
         if source.startswith(prefix):
             return loader(replace(request, name=source.removeprefix(prefix)))
@@ -124,4 +137,5 @@ def _from_hub(request: Request) -> list[Problem]:
         raise DataError(f"{complaint}, subset {spec.subset!r}, split {hub_split!r}: {message}", hint=cure) from error
     where = f"{spec.source}/{hub_split}"
     rows: Iterator[Row] = (Row(number, values) for number, values in enumerate(table, start=1))
-    return problems_from(rows, where=where, prefix=where, columns=request.columns, check=request.check)
+    keeps = row_filter(spec.where, spec.match)
+    return problems_from(rows, where=where, prefix=where, columns=request.columns, check=request.check, keeps=keeps)

@@ -194,11 +194,14 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class GenerateStats:
-    """What sampling cost: forward FLOPs, seconds, and tokens drawn."""
+    """What sampling cost: forward FLOPs, seconds, and tokens drawn; add two with `+`."""
 
     flops: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
+
+    def __add__(self, other: GenerateStats) -> GenerateStats:
+        return GenerateStats(self.flops + other.flops, self.seconds + other.seconds, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +248,25 @@ class BackendInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """How a batch was filled with groups that have signal."""
+
+    refills: int
+    """Further samplings that it took."""
+    missing_groups: int
+    """Groups the batch lacks, since the bound was reached or no further problem was there."""
+    surplus_groups: int
+    """Groups with signal that a full batch had no room for."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one GRPO step did, as records; `report.py` turns it into metrics."""
 
     step: int
     lr: float
     groups: Sequence[Sequence[Rollout]]
-    """[P][n] rollouts."""
+    """[P][n] rollouts: all that were sampled, whether or not they were trained on."""
     advantages: Sequence[float]
     """Of the rows that were trained on."""
     zero_signal_groups: int
@@ -268,6 +283,8 @@ class StepReport:
     """Mean and maximum over tokens of |sampler's - trainer's probability|; None when nothing was trained on."""
     sync: SyncReport
     seconds: Mapping[str, float]
+    filled: Filled | None = None
+    """What replacing groups without signal came to; None where none is replaced."""
 
     @property
     def rollouts(self) -> list[Rollout]:
