@@ -133,14 +133,17 @@ def problem_of(row: Row, *, prefix: str, columns: Columns) -> Problem | Fault:
     for column in (*wanted, *columns.extra):
         if cell(row, column) is MISSING:
             return Fault(row.line, f"no column {column!r}; {_columns_there(column, row.values)}")
-    question = _only_message(cell(row, columns.question))
+    messages = _messages(cell(row, columns.question))
+    question = messages[-1][1] if messages else cell(row, columns.question)
     answer = _number_as_text(cell(row, columns.answer))
     name = _number_as_text(cell(row, columns.id)) if columns.id else f"{prefix}:{row.line}"
     for column, value in zip(wanted, (question, answer, name), strict=False):
         if complaint := _text_complaint(value):
             return Fault(row.line, f"{column} {complaint}")
     extra = {column: cell(row, column) for column in columns.extra}
-    return Problem(id=str(name), question=str(question), answer=str(answer), source=prefix, extra=extra)
+    return Problem(
+        id=str(name), question=str(question), answer=str(answer), source=prefix, extra=extra, messages=messages
+    )
 
 
 MISSING = object()
@@ -159,11 +162,13 @@ def cell(row: Row, column: str) -> object:
     return value
 
 
-def _only_message(value: object) -> object:
-    """The text of a conversation that is one message of a user, as many data sets write their prompts."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) and value[0].get("role") == "user":
-        return value[0].get("content")
-    return value
+def _messages(value: object) -> tuple[tuple[str, str], ...]:
+    """A conversation that ends with a user's message, as many data sets write prompts; empty for anything else."""
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+        return ()
+    messages = tuple((message.get("role"), message.get("content")) for message in value)
+    whole = all(isinstance(part, str) and part for message in messages for part in message)
+    return messages if messages and whole and messages[-1][0] == "user" else ()
 
 
 def _columns_there(wanted: str, values: Mapping[str, object]) -> str:

@@ -14,6 +14,7 @@ from rlctl import tokenizer as tokenizers
 from rlctl.curriculum import Curriculum
 from rlctl.data import Pool
 from rlctl.data_filters import overlapping
+from rlctl.environments.grading import with_own_graders
 from rlctl.errors import ConfigError, DataError, ModelError
 from rlctl.feed import Feed
 from rlctl.rewards import RewardSet, load_rewards
@@ -100,6 +101,8 @@ def prepare(settings: Settings) -> Prepared:
     model_config = tokenizers.model_json(model, "config.json")
     _must_fit_context(settings, model_config)
     pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    rewards, told = with_own_graders(rewards, settings)
+    notes += told
     problems = data.joined(pools)
     _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
     shared = _num_shared_questions(problems, eval_problems)

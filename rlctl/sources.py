@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from rlctl import hub
 from rlctl.data_files import READERS, Check, Columns, Row, problems_from
 from rlctl.data_filters import row_filter
+from rlctl.environments import reasoning_gym, verifiers
 from rlctl.errors import DataError
 from rlctl.presets import did_you_mean
 from rlctl.types import Problem
@@ -110,7 +111,11 @@ def _word_problems(request: Request) -> Sequence[Problem]:
 GENERATORS: Mapping[str, Loader] = {"word-problems": _word_problems}
 """Problems that need nothing but rlctl: the name behind `generated:` -> loader."""
 
-LOADERS: Mapping[str, Loader] = {"generated:": _generated}
+LOADERS: Mapping[str, Loader] = {
+    "generated:": _generated,
+    reasoning_gym.PREFIX: reasoning_gym.load,
+    verifiers.PREFIX: verifiers.load,
+}
 """Prefix of a source -> loader."""
 
 

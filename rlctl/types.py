@@ -26,6 +26,8 @@ class Problem:
     """One question with its gold answer, as the data set has them.
 
     `extra` is what a source keeps for the reward that grades its problems: a database, the whole row. Plain data.
+    `messages` is the whole conversation to go on with, as (role, text), where a source gives one; its last is the
+    question.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Problem:
     answer: str
     source: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,29 @@ def test_columns_within_columns_and_prompts_of_one_message_are_read(tmp_path: Pa
     assert (problem.question, problem.answer, problem.extra) == ("2 + 2?", "4", {"reward_model.style": "rule"})
 
 
-def test_a_conversation_of_several_messages_is_no_question(tmp_path: Path) -> None:
-    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+def test_a_conversation_is_gone_on_with_as_a_whole(tmp_path: Path) -> None:
+    from rlctl.tokenizer import ChatTokenizer
+    from tests.tiny import byte_tokenizer
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path = write(tmp_path / "x.jsonl", {"question": messages, "answer": "4"})
+    (problem,) = load_problems(DataSettings(path=path), split="train", seed=0)
+    tokenizer = ChatTokenizer(byte_tokenizer(), system_prompt="Another.", prompt_suffix="Think.")
+    text = tokenizer.tokenizer.decode(tokenizer.encode(problem).tolist())
+    assert text == "<|start|>system: Be brief.\n<|start|>user: 2 + 2? Think.\n<|start|>assistant: "
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        [{"role": "user", "content": [{"type": "image"}]}],
+        [{"role": "user"}],
+        ["x"],
+    ],
+)
+def test_what_is_no_conversation_with_a_question_is_refused(tmp_path: Path, messages: list[Any]) -> None:
     with pytest.raises(DataError, match=r"x\.jsonl:1: question is a list"):
         questions(DataSettings(path=write(tmp_path / "x.jsonl", {"question": messages, "answer": "1"})))
 

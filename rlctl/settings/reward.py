@@ -19,6 +19,9 @@ class RewardSettings(Block):
     """One weight a function; null weighs each 1."""
     timeout_s: PositiveFloat = 10.0
     """Seconds one call of a custom reward may take; a completion whose reward times out is left out and counted."""
+    own_grader: bool = True
+    """Let a source that brings its own grader (`reasoning-gym:`, `verifiers:`) grade its problems, in place of the
+    first function."""
     gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
 
     @model_validator(mode="after")
