@@ -78,8 +78,9 @@ def load(
     assignments: Sequence[str] = (),
     options: Mapping[str, tuple[str, Any]] | None = None,
     environ: Mapping[str, str] | None = None,
+    base: Layer | None = None,
 ) -> Loaded:
-    """Settings from every source. `options` maps a dotted name to (option as typed, value).
+    """Settings from every source. `options` maps a dotted name to (option as typed, value); `base` lies under all.
 
     Raises ConfigError listing everything that is wrong, with value, origin and cure.
     """
@@ -99,6 +100,7 @@ def load(
         layers = [own, *_variant_layer(chosen_preset, choice), *layers]
     elif variant is not None:
         raise ConfigError(f"--variant {variant} was given without a preset.", hint="add --preset NAME.")
+    layers = [base, *layers] if base else layers
     complaints += [complaint for layer in layers for complaint in _unknown_keys(layer)]
     settings = _validated(merged(layers), layers, complaints)
     if settings is None:

@@ -34,7 +34,17 @@ from rlctl.types import Problem
 if TYPE_CHECKING:  # settings load pydantic, and only their values are needed here
     from rlctl.settings.data import DataSettings, MixedSourceSettings
 
-__all__ = ["LazyProblems", "Pool", "epoch_order", "filter_long", "joined", "load_pools", "load_problems", "shuffled"]
+__all__ = [
+    "LazyProblems",
+    "Pool",
+    "epoch_order",
+    "filter_long",
+    "joined",
+    "load_pools",
+    "load_problems",
+    "shuffled",
+    "some_of",
+]
 
 HELD_OUT_SHARE = 10
 """At most one row in so many is held out of a training file."""
@@ -102,7 +112,7 @@ def _load(
 ) -> Sequence[Problem]:
     if split == "eval" and spec.eval_path:
         rows = _chosen_rows(spec.eval_path, spec, check=check)
-        return _pick(rows, _chosen(len(rows), size=eval_size, seed=seed))
+        return _pick(rows, some_of(len(rows), size=eval_size, seed=seed))
     if spec.path:
         return _from_training_file(spec, eval_size=eval_size, split=split, seed=seed, check=check)
     problems = sources.load(Request(spec, spec.source, split, seed, eval_size, check))
@@ -110,7 +120,7 @@ def _load(
         return _at_most(spec.max_problems, _once(spec, problems), seed=seed)
     if not sources.is_on_hub(spec.source):
         return problems
-    return _pick(problems, _chosen(len(problems), size=eval_size, seed=seed))
+    return _pick(problems, some_of(len(problems), size=eval_size, seed=seed))
 
 
 def _from_training_file(
@@ -119,7 +129,7 @@ def _from_training_file(
     problems = _chosen_rows(spec.path or "", spec, check=check)
     if spec.eval_path:
         return _at_most(spec.max_problems, problems, seed=seed)
-    held_out = _chosen(len(problems), size=min(eval_size, len(problems) // HELD_OUT_SHARE), seed=seed)
+    held_out = some_of(len(problems), size=min(eval_size, len(problems) // HELD_OUT_SHARE), seed=seed)
     if split == "train":
         rest = _pick(problems, sorted(set(range(len(problems))) - set(held_out)))
         return _at_most(spec.max_problems, rest, seed=seed)
@@ -141,14 +151,14 @@ def _at_most(limit: int | None, problems: Sequence[Problem], *, seed: int) -> Se
         return problems
     if isinstance(problems, LazyProblems):
         return LazyProblems(problems.__getitem__, size=limit)
-    return _pick(problems, _chosen(len(problems), size=limit, seed=seed))
+    return _pick(problems, some_of(len(problems), size=limit, seed=seed))
 
 
 def _pick(problems: Sequence[Problem], indices: Sequence[int]) -> list[Problem]:
     return [problems[index] for index in indices]
 
 
-def _chosen(num_problems: int, *, size: int, seed: int) -> list[int]:
+def some_of(num_problems: int, *, size: int, seed: int) -> list[int]:
     """`size` indices, or all when there are fewer, in ascending order."""
     return sorted(int(index) for index in shuffled(num_problems, purpose=_HOLD_OUT, seed=seed)[:size])
 

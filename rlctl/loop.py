@@ -57,7 +57,18 @@ class Outcome:
         return 128 + self.interrupted if self.interrupted else 0
 
 
-def backend_for(prepared: Prepared) -> AnyBackend:
+class HasPolicy(Protocol):
+    """What a backend is made from."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def end_token_ids(self) -> tuple[int, ...]: ...
+
+
+def backend_for(prepared: HasPolicy) -> AnyBackend:
     """The backend that the settings name, not started. Raises BackendNotFound or BackendUnavailable."""
     settings = prepared.settings
     spec = registry.get(settings.backend)
@@ -78,7 +89,7 @@ async def run(
     evaluate: bool = True,
 ) -> Outcome:
     """Train as the settings say; without `files` nothing is written. Raises RlctlError on the first failure."""
-    with _interruptible(reporter) as stop:
+    with interruptible(reporter) as stop:
         try:
             info = await backend.start()
             if files:
@@ -95,16 +106,16 @@ async def run(
 
 
 @dataclass
-class _Stop:
+class Stop:
     """The signal that asked the run to end, if one did."""
 
     signal: int | None = None
 
 
 @contextmanager
-def _interruptible(reporter: Reporter) -> Iterator[_Stop]:
+def interruptible(reporter: Reporter) -> Iterator[Stop]:
     """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process."""
-    stop, loop = _Stop(), asyncio.get_running_loop()
+    stop, loop = Stop(), asyncio.get_running_loop()
 
     def on(number: int) -> None:
         if stop.signal is not None:
@@ -138,7 +149,7 @@ class _Run:
         reporter: Reporter,
         files: RunFiles | None,
         outcome: Outcome,
-        stop: _Stop,
+        stop: Stop,
         *,
         keep_reports: bool,
         evaluates: bool,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
@@ -76,12 +76,41 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
-    rewards = load_rewards(
+    rewards = rewards_of(settings)
+    model, tokenizer, end_token_ids, model_config = load_policy(settings)
+    pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    rewards, told = with_own_graders(rewards, settings)
+    notes += told
+    problems = data.joined(pools)
+    _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
+    shared = _num_shared_questions(problems, eval_problems)
+    if shared:
+        notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
+    geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
+    return Prepared(settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes)
+
+
+def rewards_of(settings: Settings) -> RewardSet:
+    """The rewards that the settings name. Raises ConfigError."""
+    return load_rewards(
         settings.reward.functions,
         settings.reward.weights,
         timeout_s=settings.reward.timeout_s,
         options=settings.reward.blocks(),
     )
+
+
+class Policy(NamedTuple):
+    """A model's files and what is known of it without loading it."""
+
+    model: str
+    tokenizer: ChatTokenizer
+    end_token_ids: tuple[int, ...]
+    config: dict[str, Any]
+
+
+def load_policy(settings: Settings) -> Policy:
+    """Find and check the model's files, load its tokenizer. Raises ModelError or ConfigError."""
     model = modelpath.first_available(settings.model.path)
     modelpath.check_weights(modelpath.locate(model), model)
     tokenizer = tokenizers.load(
@@ -100,16 +129,7 @@ def prepare(settings: Settings) -> Prepared:
         )
     model_config = tokenizers.model_json(model, "config.json")
     _must_fit_context(settings, model_config)
-    pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
-    rewards, told = with_own_graders(rewards, settings)
-    notes += told
-    problems = data.joined(pools)
-    _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
-    shared = _num_shared_questions(problems, eval_problems)
-    if shared:
-        notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
-    geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
-    return Prepared(settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes)
+    return Policy(model, tokenizer, end_token_ids, model_config)
 
 
 def _problems(
@@ -120,10 +140,10 @@ def _problems(
     notes: list[str] = []
     pools, dropped = [], 0
     for pool in train:
-        problems, too_long = _within_length(settings, tokenizer, pool.problems)
+        problems, too_long = within_length(settings, tokenizer, pool.problems)
         pools.append(replace(pool, problems=problems))
         dropped += too_long
-    evaluation, eval_dropped = _within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
+    evaluation, eval_dropped = within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
     limit = settings.data.max_prompt_length
     if dropped or eval_dropped:
         notes.append(
@@ -162,7 +182,7 @@ def _must_know_ids(tokenizer: ChatTokenizer, problem: Problem | None, model_conf
         )
 
 
-def _within_length(
+def within_length(
     settings: Settings, tokenizer: ChatTokenizer, problems: Sequence[Problem]
 ) -> tuple[Sequence[Problem], int]:
     limit = settings.data.max_prompt_length

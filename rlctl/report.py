@@ -186,7 +186,7 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
         f"val-core/{source}/reward/mean@{n}": mean(r.reward for r in rollouts if r.reward is not None),
         **{
             f"val-core/{source}/pass@{k}": mean(pass_at_k(n, _num_solved(group, task), k) for group in groups)
-            for k in _powers_of_two(n)
+            for k in powers_of_two(n)
         },
         **{
             f"val-aux/{source}/{name}/mean@{n}": mean(r.scores[name] for r in rollouts if name in r.scores)
@@ -205,7 +205,7 @@ def _num_solved(group: Sequence[Rollout], task: str) -> int:
     return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group)
 
 
-def _powers_of_two(n: int) -> list[int]:
+def powers_of_two(n: int) -> list[int]:
     return [2**i for i in range(1, n.bit_length()) if 2**i <= n]
 
 

@@ -6,7 +6,7 @@ to that function, so that a mixture of a file and a package is graded by both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from rlctl.environments import reasoning_gym, verifiers
@@ -34,6 +34,22 @@ class OwnGrader:
         grader = problem.extra.get("grader")
         graded = self.otherwise if grader is None else GRADERS[str(grader)]
         return graded(problem, completion)  # type: ignore[return-value]  # checked where rewards are called
+
+    def gold_complaint(self, problem: Problem) -> str | None:
+        """A package's golds are its own business."""
+        complaint = getattr(self.otherwise, "gold_complaint", None)
+        return complaint(problem) if complaint and "grader" not in problem.extra else None
+
+    def gold_completion(self, problem: Problem) -> str | None:
+        completion = getattr(self.otherwise, "gold_completion", None)
+        return completion(problem) if completion and "grader" not in problem.extra else None
+
+    def answer(self, problem: Problem, completion: str) -> Hashable | None:
+        """What a majority vote counts."""
+        if "grader" in problem.extra:
+            return reasoning_gym.find_answer(completion)
+        answer = getattr(self.otherwise, "answer", None)
+        return answer(problem, completion) if answer else None
 
 
 def has_own_grader(source: str) -> bool:

@@ -46,6 +46,10 @@ class Gsm8k:
             return str(error)
         return None
 
+    def answer(self, problem: Problem, completion: str) -> Numbers | None:
+        """What a majority vote counts: the completion's number; None when it has none."""
+        return find_answer(completion, allow_last_number=self.allow_last_number)[1]
+
     def gold_completion(self, problem: Problem) -> str:
         return problem.answer if "####" in problem.answer else f"#### {problem.answer}"
 
