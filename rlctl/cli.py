@@ -19,6 +19,7 @@ import typer
 from rlctl import __version__
 from rlctl.commands.check_backend import check_backend
 from rlctl.commands.config import app as config_app
+from rlctl.commands.data import app as data_app
 from rlctl.commands.eval import evaluate
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
@@ -46,6 +47,7 @@ app.command("eval")(evaluate)
 app.command("check-backend")(check_backend)
 app.command()(plugins)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
 app.add_typer(presets_app, name="presets")
 app.add_typer(rewards_app, name="rewards")
 
