@@ -52,6 +52,8 @@ class SplitStats:
     num_problems: int
     measured: int
     lengths: Lengths
+    too_long: Sequence[tuple[str, int]]
+    """Problems over the limit with their tokens, the longest first."""
     sources: dict[str, int]
     distinct_questions: int
     distinct_answers: int
@@ -62,6 +64,7 @@ class SplitStats:
             "num_problems": self.num_problems,
             "measured": self.measured,
             "prompt_tokens": self.lengths.record(),
+            "too_long": dict(self.too_long),
             "sources": self.sources,
             "distinct_questions": self.distinct_questions,
             "distinct_answers": self.distinct_answers,
@@ -75,20 +78,27 @@ class SplitStats:
         return [
             f"{self.name}: {self.num_problems:,} problems{only}: {sources}",
             f"  prompt tokens, template included: {tokens}",
-            f"  over data.max_prompt_length = {self.lengths.limit}: {100 * self.lengths.over:.2f} %",
+            f"  over data.max_prompt_length = {self.lengths.limit}: {100 * self.lengths.over:.2f} %{self._longest()}",
             f"  {self.distinct_questions:,} distinct questions, {self.distinct_answers:,} distinct answers",
         ]
+
+    def _longest(self) -> str:
+        named = ", ".join(f"{name} ({length})" for name, length in self.too_long[:3])
+        return f": {named}" + (", ..." if len(self.too_long) > 3 else "") if named else ""
 
 
 def stats_of(
     name: str, problems: Sequence[Problem], *, num_problems: int, tokenizer: Tokenizer, limit: int
 ) -> SplitStats:
     """The statistics of `problems`, the first ones of `num_problems`."""
+    lengths = [len(tokenizer.encode(problem)) for problem in problems]
+    over = [(problem.id, length) for problem, length in zip(problems, lengths, strict=True) if length > limit]
     return SplitStats(
         name,
         num_problems,
         len(problems),
-        Lengths([len(tokenizer.encode(problem)) for problem in problems], limit),
+        Lengths(lengths, limit),
+        sorted(over, key=lambda pair: -pair[1]),
         dict(Counter(problem.source for problem in problems).most_common()),
         len({normalised(problem.question) for problem in problems}),
         len({problem.answer.rpartition("####")[2].strip() for problem in problems}),
