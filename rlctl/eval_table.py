@@ -88,6 +88,8 @@ def _legend(evaluation: Evaluation) -> str:
     failed = sum(value for name, value in evaluation.metrics.items() if name.endswith("/failed"))
     cut = [v for name, v in evaluation.metrics.items() if name.endswith("response_length/clip_ratio") and v is not None]
     parts = [f"95 % intervals: BCa bootstrap over problems, {RESAMPLES:,} resamples"]
+    if any(one.method == "Clopper-Pearson" for one in evaluation.intervals.values()):
+        parts[0] += ", or exact binomial (Clopper-Pearson) where none or all are solved"
     parts += [f"{failed} completions whose reward failed are left out"] if failed else []
     parts += [f"{100 * max(cut):.1f} % of the completions were cut at the length limit"] if cut and max(cut) else []
     return "; ".join(parts)

@@ -29,12 +29,13 @@ CHUNK = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and the interval of the given level around it; both ends are None for fewer than two problems."""
+    """A mean and the interval of the given level around it; both ends are None where nothing can be said."""
 
     value: float
     low: float | None
     high: float | None
     level: float = 0.95
+    method: Literal["BCa bootstrap", "Clopper-Pearson"] = "BCa bootstrap"
 
 
 def interval(scores: Sequence[float], *, seed: int, level: float = 0.95) -> Interval:
@@ -57,8 +58,10 @@ def _all_equal(value: float, count: int, level: float) -> Interval:
     # Clopper-Pearson at 0 or all of n successes: the bound solves (1 - p)^n = (1 - level) / 2.
     reach = 1 - ((1 - level) / 2) ** (1 / count)
     if value == 0.0:
-        return Interval(value, 0.0, reach, level)
-    return Interval(value, 1 - reach, 1.0, level) if value == 1.0 else Interval(value, None, None, level)
+        return Interval(value, 0.0, reach, level, "Clopper-Pearson")
+    if value == 1.0:
+        return Interval(value, 1 - reach, 1.0, level, "Clopper-Pearson")
+    return Interval(value, None, None, level)
 
 
 def _resampled_means(values: Scores, *, seed: int) -> Scores:

@@ -106,7 +106,8 @@ def test_every_format_shows_value_and_interval(style: Any) -> None:
     shown = eval_table.render([summary(group("a", "#### 7"), group("b", "x"))], [], style=style)
     if style == "json":
         record = json.loads(shown)["evaluations"][0]
-        assert record["intervals"]["val-core/set/acc/mean@1"] == {"value": 0.5, "low": 0.0, "high": 1.0, "level": 0.95}
+        found = record["intervals"]["val-core/set/acc/mean@1"]
+        assert (found["value"], found["low"], found["high"], found["level"]) == (0.5, 0.0, 1.0, 0.95)
     else:
         assert "50.00 %  [0.00, 100.00]" in shown
 
