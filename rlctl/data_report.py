@@ -18,6 +18,7 @@ from rlctl.data_filters import row_filter
 from rlctl.data_lint import Finding, Split, lint_problems, lint_rows
 from rlctl.data_stats import SplitStats, stats_of
 from rlctl.environments.grading import with_own_graders
+from rlctl.errors import DataError
 from rlctl.prepare import load_policy, rewards_of
 from rlctl.settings import Settings
 from rlctl.settings.data import MixedSourceSettings
@@ -27,7 +28,10 @@ Style = Literal["text", "json"]
 
 
 def find(settings: Settings, *, at_most: int) -> tuple[list[Finding], int]:
-    """(all that is wrong with the settings' data, the number of problems looked at)."""
+    """(all that is wrong with the settings' data, the number of problems looked at).
+
+    Raises DataError when there is nothing to look at.
+    """
     rewards, _ = with_own_graders(rewards_of(settings), settings)
     findings: list[Finding] = []
     splits = []
@@ -44,6 +48,8 @@ def find(settings: Settings, *, at_most: int) -> tuple[list[Finding], int]:
             elif not table.path:
                 problems += _of_source(settings, table, split, at_most=at_most)
         splits.append(Split(name, problems, _place(places)))
+    if not findings and not any(split.problems for split in splits):
+        raise DataError("there is not one problem to look at.", hint="loosen data.where and data.match.")
     prompt = f"{settings.data.system_prompt or ''} {settings.data.prompt_suffix}"
     findings += lint_problems([split for split in splits if split.problems], rewards, prompt=prompt)
     return findings, sum(len(split.problems) for split in splits)
@@ -57,7 +63,10 @@ def _read_all(path: Path, table: MixedSourceSettings) -> tuple[list[Problem], di
     """(the problems of a file, FILE:LINE of each id, what is wrong with its other lines)."""
     columns, keeps = sources.columns_of(table), row_filter(table.where, table.match)
     wanted: list[Row | Fault] = []
-    for row in read_rows(path):
+    rows = read_rows(path)
+    if not rows:
+        raise DataError(f"{path} has no rows.")
+    for row in rows:
         verdict = keeps(row) if keeps and isinstance(row, Row) else True
         if verdict is not False:
             wanted.append(verdict if isinstance(verdict, Fault) else row)

@@ -7,7 +7,6 @@ is what was trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,12 @@ class Target:
 
 
 def target(text: str) -> Target:
-    """What a person named. Raises ConfigError for a run without a checkpoint."""
+    """What a person named. Raises ConfigError for a run without a checkpoint, or samples that are not there."""
     path = Path(text).expanduser()
     samples = path / "samples.jsonl" if (path / "evaluation.json").is_file() else path
-    if samples.suffix == ".jsonl" and samples.is_file():
+    if samples.suffix == ".jsonl":
+        if not samples.is_file():
+            raise DataError(f"{text}: no such file.", hint="name a model, a run, or the folder of an evaluation.")
         return Target(text, None, samples=samples)
     if (path / "config.resolved.json").is_file():
         return Target(text, str(_last_checkpoint(path)), lent=_lent(path))
@@ -88,11 +89,10 @@ def scores_of(samples: Path) -> dict[str, dict[str, float]]:
 
 
 def _scored(line: str, where: str) -> tuple[str, str, float | None]:
-    """The task is the first reward, and rewards are written in their order."""
+    """(source, problem, score of the task) of one sample; None where the reward failed."""
     try:
         record: Any = json.loads(line)
-        scores: Mapping[str, float] = record["scores"]
-        score = float(next(iter(scores.values()))) if scores else None
-        return str(record["source"]), str(record["problem"]), score
+        score = record["scores"].get(record["task"])
+        return str(record["source"]), str(record["problem"]), None if score is None else float(score)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a sample of `rlctl eval`: {type(error).__name__}: {error}.") from error

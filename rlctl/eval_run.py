@@ -83,7 +83,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
 
             def batch_done(batch: Groups) -> None:
                 finished.extend(batch)
-                _write(samples, batch, model=name)
+                _write(samples, batch, model=name, task=task)
                 so_far = mean(r.scores[task] for group in finished for r in group if task in r.scores)
                 told = "n/a" if so_far is None else f"{so_far:.3f}"
                 reporter.note(f"{name}: {len(finished):,}/{len(prepared.problems):,} problems, {task} {told}")
@@ -103,9 +103,9 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
             await backend.close()
 
 
-def _write(path: Path, groups: Groups, *, model: str) -> None:
+def _write(path: Path, groups: Groups, *, model: str, task: str) -> None:
     rollouts = [(number, rollout) for group in groups for number, rollout in enumerate(group)]
     with path.open("a", encoding="utf-8") as file:
         for number, rollout in rollouts:
-            about = {"model": model, "source": rollout.problem.source, "sample": number}
+            about = {"model": model, "source": rollout.problem.source or "data", "task": task, "sample": number}
             file.write(json.dumps(strict({**about, **sample_record(rollout)}), allow_nan=False) + "\n")

@@ -77,7 +77,7 @@ def _markdown(evaluation: Evaluation) -> list[str]:
 
 
 def _heading(evaluation: Evaluation) -> str:
-    problems = f"{evaluation.num_problems:,} problems"
+    problems = "1 problem" if evaluation.num_problems == 1 else f"{evaluation.num_problems:,} problems"
     if not evaluation.whole:
         problems = f"the first {evaluation.num_problems:,} of {evaluation.wanted_problems:,} problems"
     samples = "1 sample each" if evaluation.n == 1 else f"{evaluation.n} samples each"

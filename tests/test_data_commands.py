@@ -14,7 +14,7 @@ import pytest
 from rlctl import config, data_report
 from rlctl.data_lint import Finding, Split, lint_problems
 from rlctl.data_stats import Lengths, plot, stats_of
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, DataError
 from rlctl.rewards.base import NamedReward, RewardSet
 from rlctl.settings import Settings
 from rlctl.types import Problem
@@ -93,6 +93,15 @@ def test_048_a_repeated_id_names_both_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", row("a", id="q1"), row("b", id="q1"))
     (found,) = findings(f"data.path={path}", "data.id_key=id")
     assert (found.kind, found.where, found.message) == ("repeated id", f"{path}:2", "id q1 is also on line 1")
+
+
+def test_no_problem_at_all_is_no_clean_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl")
+    with pytest.raises(DataError, match=r"x\.jsonl has no rows"):
+        findings(f"data.path={path}")
+    path = write(tmp_path / "x.jsonl", row("a", level=1))
+    with pytest.raises(DataError, match="not one problem to look at"):
+        findings(f"data.path={path}", 'data.where={"level": 2}')
 
 
 def test_rows_that_a_filter_leaves_out_are_not_looked_at(tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         target(str(a_run(tmp_path / "run")))
 
 
+def test_samples_that_are_not_there_are_told() -> None:
+    with pytest.raises(DataError, match=r"nope\.jsonl: no such file"):
+        target("nope.jsonl")
+
+
 def test_anything_else_is_a_model_path() -> None:
     assert target("owner/name") == Target("owner/name", "owner/name")
 
@@ -176,12 +181,15 @@ def test_scores_are_read_back_from_samples(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(
         "".join(
-            json.dumps({"source": "set", "problem": p, "scores": {} if s is None else {"gsm8k": s}}) + "\n"
+            json.dumps(
+                {"source": "set", "problem": p, "task": "t", "scores": {"u": 0} if s is None else {"u": 0, "t": s}}
+            )
+            + "\n"
             for p, s in records
         )
     )
     assert eval_models.scores_of(path) == {"set": {"a": 0.5, "b": 1.0}}
-    path.write_text('{"source": "set", "problem": "a", "scores": {"t": 1}}\n{"step": 1}\n')
+    path.write_text('{"source": "set", "problem": "a", "task": "t", "scores": {"t": 1}}\n{"step": 1}\n')
     with pytest.raises(DataError, match=r"samples\.jsonl:2: not a sample"):
         eval_models.scores_of(path)
 
