@@ -52,19 +52,18 @@ HELD_OUT_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The problems of one source, and its share of a batch relative to the others'."""
+    """The problems of one source, and its weight beside the others; None weighs as much as it has problems."""
 
     name: str
     problems: Sequence[Problem]
-    weight: float
+    weight: float | None = None
 
 
 def load_pools(spec: DataSettings, *, split: Split, seed: int, check: Check | None = None) -> list[Pool]:
     """The problems of each source, in its order. `check` says what is wrong with a problem, such as a gold answer that
     no completion could match.
 
-    Without weights, each source weighs as much as it has problems. Raises DataError that names file and line, and what
-    to set instead.
+    Raises DataError that names file and line, and what to set instead.
     """
     tables = spec.tables()
     pools = []
@@ -72,7 +71,7 @@ def load_pools(spec: DataSettings, *, split: Split, seed: int, check: Check | No
         problems = _load(table, eval_size=spec.eval_size, split=split, seed=seed, check=check)
         if len(tables) > 1:
             problems = _belonging_to(table.shown_name, problems)
-        pools.append(Pool(table.shown_name, problems, table.weight or float(len(problems))))
+        pools.append(Pool(table.shown_name, problems, table.weight))
     return pools
 
 
@@ -138,8 +137,7 @@ def _from_training_file(
 
 def _chosen_rows(path: str, spec: MixedSourceSettings, *, check: Check | None) -> list[Problem]:
     keeps = row_filter(spec.where, spec.match)
-    problems = read_file(Path(path), columns=sources.columns_of(spec), check=check, keeps=keeps)
-    return without_duplicates(problems) if spec.dedupe else problems
+    return list(_once(spec, read_file(Path(path), columns=sources.columns_of(spec), check=check, keeps=keeps)))
 
 
 def _once(spec: MixedSourceSettings, problems: Sequence[Problem]) -> Sequence[Problem]:

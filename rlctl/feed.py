@@ -46,8 +46,8 @@ class Feed:
         self.cursors = [0] * len(pools)
         self._taken: set[str] = set()
         self._orders: dict[int, tuple[int, Sequence[int]]] = {}
-        total = math.fsum(pool.weight for pool in pools)
-        self._bounds = [math.fsum(pool.weight for pool in pools[:end]) / total for end in range(len(pools))] + [1.0]
+        weights = [pool.weight or float(len(pool.problems)) for pool in pools]
+        self._bounds = [math.fsum(weights[:end]) / math.fsum(weights) for end in range(len(pools))] + [1.0]
         self._require_enough()
 
     def _require_enough(self) -> None:

@@ -83,7 +83,7 @@ def prepare(settings: Settings) -> Prepared:
     notes += told
     problems = data.joined(pools)
     _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
-    shared = _num_shared_questions(problems, eval_problems)
+    shared = _num_shared_questions(pools, eval_problems)
     if shared:
         notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
@@ -154,11 +154,10 @@ def _problems(
     return pools, evaluation, notes
 
 
-def _num_shared_questions(train: Sequence[Problem], evaluation: Sequence[Problem]) -> int:
+def _num_shared_questions(pools: Sequence[Pool], evaluation: Sequence[Problem]) -> int:
     """Evaluation problems whose question is trained on too; a generator keeps its splits apart by itself."""
-    if isinstance(train, data.LazyProblems):
-        return 0
-    return len(overlapping(train, evaluation))
+    listed = [pool for pool in pools if not isinstance(pool.problems, data.LazyProblems)]
+    return len(overlapping(data.joined(listed), evaluation)) if listed else 0
 
 
 def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:

@@ -164,7 +164,7 @@ def two_sources(folder: Path, **second: Any) -> DataSettings:
 def test_each_source_has_columns_name_and_held_out_rows_of_its_own(tmp_path: Path) -> None:
     spec = two_sources(tmp_path)
     pools = load_pools(spec, split="train", seed=0)
-    assert [(pool.name, len(pool.problems), pool.weight) for pool in pools] == [("first", 18, 18.0), ("two", 28, 28.0)]
+    assert [(pool.name, len(pool.problems), pool.weight) for pool in pools] == [("first", 18, None), ("two", 28, None)]
     held_out = load_problems(spec, split="eval", seed=0)
     assert [problem.source for problem in held_out] == ["first", "first", "two", "two"]
     every_id = [p.id for p in [*held_out, *load_problems(spec, split="train", seed=0)]]

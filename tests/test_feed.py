@@ -18,7 +18,7 @@ from rlctl.types import Completion, Problem, Prompt, Rollout
 
 
 def pool(name, size, weight=None):
-    return Pool(name, [Problem(f"{name}/{i}", f"{name} {i}?", "1", name) for i in range(size)], weight or float(size))
+    return Pool(name, [Problem(f"{name}/{i}", f"{name} {i}?", "1", name) for i in range(size)], weight)
 
 
 def feed(*pools, batch_size=4, seed=0, **options):

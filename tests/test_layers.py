@@ -111,7 +111,10 @@ def run_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
-@pytest.mark.parametrize("command", ["--help", "train --help", "smoke --help", "--version", "check-backend --help"])
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "train --help", "smoke --help", "--version", "check-backend --help", "eval --help", "data lint --help"],
+)
 def test_help_loads_nothing_heavy(command: str) -> None:
     # Typer itself takes pydantic, where it is installed, to describe the options of a single command.
     heavy = sorted(HEAVY - {"typer", "rich", "numpy"} - ({"pydantic"} if " " in command else set()))
