@@ -1,21 +1,29 @@
 """Checkpoints: written aside, flushed to disk, then renamed, so that a name means a whole one.
 
 `checkpoints/step_000050/` is a Hugging Face folder (AutoModelForCausalLM and AutoTokenizer load it)
-with the backend's own state beside it. A folder whose name begins with a dot was being written.
+with the backend's own state beside it, and `data_state.json`: where each source stands. A folder whose
+name begins with a dot was being written.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlctl.backends.base import AnyBackend
 from rlctl.errors import CheckpointError
 from rlctl.tokenizer import ChatTokenizer
 
+DATA_STATE = "data_state.json"
 
-async def save(backend: AnyBackend, tokenizer: ChatTokenizer, *, folder: Path, step: int) -> Path:
+
+async def save(
+    backend: AnyBackend, tokenizer: ChatTokenizer, *, folder: Path, step: int, data_state: Mapping[str, Any]
+) -> Path:
     """Write the checkpoint of a step and return its folder. Raises CheckpointError; what was there stays."""
     final = folder / f"step_{step:06d}"
     if final.exists():
@@ -26,6 +34,7 @@ async def save(backend: AnyBackend, tokenizer: ChatTokenizer, *, folder: Path, s
         aside.mkdir(parents=True)
         await backend.save(aside)
         tokenizer.save(aside)
+        (aside / DATA_STATE).write_text(json.dumps({"step": step, **data_state}), encoding="utf-8")
         _flush(aside)
         aside.rename(final)
         _flush_folder(folder)

@@ -19,6 +19,8 @@ import typer
 from rlctl import __version__
 from rlctl.commands.check_backend import check_backend
 from rlctl.commands.config import app as config_app
+from rlctl.commands.data import app as data_app
+from rlctl.commands.eval import evaluate
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
 from rlctl.commands.rewards import app as rewards_app
@@ -41,9 +43,11 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(smoke)
+app.command("eval")(evaluate)
 app.command("check-backend")(check_backend)
 app.command()(plugins)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
 app.add_typer(presets_app, name="presets")
 app.add_typer(rewards_app, name="rewards")
 

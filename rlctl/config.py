@@ -18,9 +18,20 @@ from rlctl import presets, variants
 from rlctl.backends import registry
 from rlctl.errors import ConfigError
 from rlctl.layers import Layer, from_environment, from_file, from_options, merged, origin_of, shown, with_nulls
-from rlctl.presets import Preset, Tree
+from rlctl.presets import Preset, Tree, did_you_mean
 from rlctl.settings import Settings
-from rlctl.settings_tree import Keys, field_type, is_block, is_known, is_secret, leaves, nearest, paths
+from rlctl.settings_tree import (
+    Keys,
+    field_type,
+    fields,
+    is_block,
+    is_known,
+    is_secret,
+    item_block,
+    leaves,
+    nearest,
+    paths,
+)
 from rlctl.variants import VariantChoice
 
 
@@ -67,8 +78,9 @@ def load(
     assignments: Sequence[str] = (),
     options: Mapping[str, tuple[str, Any]] | None = None,
     environ: Mapping[str, str] | None = None,
+    base: Layer | None = None,
 ) -> Loaded:
-    """Settings from every source. `options` maps a dotted name to (option as typed, value).
+    """Settings from every source. `options` maps a dotted name to (option as typed, value); `base` lies under all.
 
     Raises ConfigError listing everything that is wrong, with value, origin and cure.
     """
@@ -88,6 +100,7 @@ def load(
         layers = [own, *_variant_layer(chosen_preset, choice), *layers]
     elif variant is not None:
         raise ConfigError(f"--variant {variant} was given without a preset.", hint="add --preset NAME.")
+    layers = [base, *layers] if base else layers
     complaints += [complaint for layer in layers for complaint in _unknown_keys(layer)]
     settings = _validated(merged(layers), layers, complaints)
     if settings is None:
@@ -171,7 +184,17 @@ def _complaint(detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
     if is_block(field_type(setting)) and isinstance(detail.get("input"), dict):
         return message + _origins_named_in(message, layers)
     value = "***" if is_secret(field_type(setting)) else shown(detail.get("input"))
-    return f"{'.'.join(setting)} = {value} (from {origin_of(setting, layers)}) {message}"
+    name, unknown = ".".join(setting) + _within(detail["loc"][len(setting) :]), detail["type"] == "extra_forbidden"
+    if unknown and (block := item_block(field_type(setting))):
+        return f"{name} (from {origin_of(setting, layers)}) is not a setting.{did_you_mean(keys[-1], fields(block))}"
+    return f"{name} = {value} (from {origin_of(setting, layers)}) {message}"
+
+
+def _within(place: Sequence[int | str]) -> str:
+    """Where in a list of tables: `[1].weight`, tables counted from 1; empty for what is no list."""
+    if not place or not isinstance(place[0], int):
+        return ""
+    return f"[{place[0] + 1}]" + "".join(f".{key}" for key in place[1:2])
 
 
 def _origins_named_in(message: str, layers: Sequence[Layer]) -> str:

@@ -7,142 +7,171 @@ seed, made from the raw 64-bit output of numpy's Philox: numpy keeps that stream
 Where evaluation problems come from, first that applies:
   - `eval_path`: that file, `eval_size` of its rows at most;
   - `path`: `eval_size` of its rows, but no more than a tenth, are held out of training (of fewer than ten, none);
-  - `generated:...`: the generator's own eval split;
+  - a source of `sources.LOADERS` (`generated:...`): its own eval split;
   - the hub: `eval_split`, `eval_size` of its rows at most.
+Filters come before all of this; `max_problems` after it, and to training only.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rlctl import hub
-from rlctl.data_files import READERS, Check, Columns, Row, problems_from, read_file
+from rlctl import sources
+from rlctl.data_files import Check, read_file
+from rlctl.data_filters import row_filter, without_duplicates
 from rlctl.errors import DataError
+from rlctl.sources import LazyProblems, Request, Split
 from rlctl.types import Problem
 
 if TYPE_CHECKING:  # settings load pydantic, and only their values are needed here
-    from rlctl.settings import DataSettings
+    from rlctl.settings.data import DataSettings, MixedSourceSettings
 
-Split = Literal["train", "eval"]
+__all__ = [
+    "LazyProblems",
+    "Pool",
+    "epoch_order",
+    "filter_long",
+    "joined",
+    "load_pools",
+    "load_problems",
+    "shuffled",
+    "some_of",
+]
 
 HELD_OUT_SHARE = 10
 """At most one row in so many is held out of a training file."""
 
 
-def load_problems(spec: DataSettings, *, split: Split, seed: int, check: Check | None = None) -> Sequence[Problem]:
-    """The problems to train or to evaluate on, in the order of their source.
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The problems of one source, and its weight beside the others; None weighs as much as it has problems."""
 
-    `check` says what is wrong with a problem, such as a gold answer that no completion could match.
+    name: str
+    problems: Sequence[Problem]
+    weight: float | None = None
+
+
+def load_pools(spec: DataSettings, *, split: Split, seed: int, check: Check | None = None) -> list[Pool]:
+    """The problems of each source, in its order. `check` says what is wrong with a problem, such as a gold answer that
+    no completion could match.
+
     Raises DataError that names file and line, and what to set instead.
     """
+    tables = spec.tables()
+    pools = []
+    for table in tables:
+        problems = _load(table, eval_size=spec.eval_size, split=split, seed=seed, check=check)
+        if len(tables) > 1:
+            problems = _belonging_to(table.shown_name, problems)
+        pools.append(Pool(table.shown_name, problems, table.weight))
+    return pools
+
+
+def load_problems(spec: DataSettings, *, split: Split, seed: int, check: Check | None = None) -> Sequence[Problem]:
+    """The problems of all sources, one source after the other. Raises what `load_pools` raises."""
+    return joined(load_pools(spec, split=split, seed=seed, check=check))
+
+
+def joined(pools: Sequence[Pool]) -> Sequence[Problem]:
+    """The problems of all pools as one sequence, made when asked for if those of a pool are."""
+    if len(pools) == 1:
+        return pools[0].problems
+    if not any(isinstance(pool.problems, LazyProblems) for pool in pools):
+        return [problem for pool in pools for problem in pool.problems]
+    ends = list(itertools.accumulate(len(pool.problems) for pool in pools))
+
+    def at(index: int) -> Problem:
+        which = bisect.bisect_right(ends, index)
+        return pools[which].problems[index - (ends[which - 1] if which else 0)]
+
+    return LazyProblems(at, size=ends[-1])
+
+
+def _belonging_to(name: str, problems: Sequence[Problem]) -> Sequence[Problem]:
+    """The problems with the source's name, in their ids too: two files may number their rows alike."""
+
+    def renamed(problem: Problem) -> Problem:
+        return replace(problem, id=f"{name}/{problem.id}", source=name)
+
+    if isinstance(problems, LazyProblems):
+        return LazyProblems(lambda index: renamed(problems[index]), size=len(problems))
+    return [renamed(problem) for problem in problems]
+
+
+def _load(
+    spec: MixedSourceSettings, *, eval_size: int, split: Split, seed: int, check: Check | None
+) -> Sequence[Problem]:
     if split == "eval" and spec.eval_path:
-        problems = read_file(Path(spec.eval_path), columns=_columns(spec), check=check)
-        return _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
+        rows = _chosen_rows(spec.eval_path, spec, check=check)
+        return _pick(rows, some_of(len(rows), size=eval_size, seed=seed))
     if spec.path:
-        return _from_training_file(spec, split=split, seed=seed, check=check)
-    if spec.source.startswith("generated:"):
-        return _generated(spec, split=split, seed=seed)
-    problems = _from_hub(spec, split=split, check=check)
-    return problems if split == "train" else _pick(problems, _chosen(len(problems), size=spec.eval_size, seed=seed))
-
-
-def _from_training_file(spec: DataSettings, *, split: Split, seed: int, check: Check | None) -> list[Problem]:
-    problems = read_file(Path(spec.path or ""), columns=_columns(spec), check=check)
-    if spec.eval_path:
-        return problems
-    held_out = _chosen(len(problems), size=min(spec.eval_size, len(problems) // HELD_OUT_SHARE), seed=seed)
+        return _from_training_file(spec, eval_size=eval_size, split=split, seed=seed, check=check)
+    problems = sources.load(Request(spec, spec.source, split, seed, eval_size, check))
     if split == "train":
-        return _pick(problems, sorted(set(range(len(problems))) - set(held_out)))
+        return _at_most(spec.max_problems, _once(spec, problems), seed=seed)
+    if not sources.is_on_hub(spec.source):
+        return problems
+    return _pick(problems, some_of(len(problems), size=eval_size, seed=seed))
+
+
+def _from_training_file(
+    spec: MixedSourceSettings, *, eval_size: int, split: Split, seed: int, check: Check | None
+) -> Sequence[Problem]:
+    problems = _chosen_rows(spec.path or "", spec, check=check)
+    if spec.eval_path:
+        return _at_most(spec.max_problems, problems, seed=seed)
+    held_out = some_of(len(problems), size=min(eval_size, len(problems) // HELD_OUT_SHARE), seed=seed)
+    if split == "train":
+        rest = _pick(problems, sorted(set(range(len(problems))) - set(held_out)))
+        return _at_most(spec.max_problems, rest, seed=seed)
     return _pick(problems, held_out)
 
 
-def _columns(spec: DataSettings) -> Columns:
-    return Columns(spec.question_key, spec.answer_key, spec.id_key)
+def _chosen_rows(path: str, spec: MixedSourceSettings, *, check: Check | None) -> list[Problem]:
+    keeps = row_filter(spec.where, spec.match)
+    return list(_once(spec, read_file(Path(path), columns=sources.columns_of(spec), check=check, keeps=keeps)))
+
+
+def _once(spec: MixedSourceSettings, problems: Sequence[Problem]) -> Sequence[Problem]:
+    return without_duplicates(problems) if spec.dedupe else problems
+
+
+def _at_most(limit: int | None, problems: Sequence[Problem], *, seed: int) -> Sequence[Problem]:
+    if limit is None or limit >= len(problems):
+        return problems
+    if isinstance(problems, LazyProblems):
+        return LazyProblems(problems.__getitem__, size=limit)
+    return _pick(problems, some_of(len(problems), size=limit, seed=seed))
 
 
 def _pick(problems: Sequence[Problem], indices: Sequence[int]) -> list[Problem]:
     return [problems[index] for index in indices]
 
 
-def _chosen(num_problems: int, *, size: int, seed: int) -> list[int]:
+def some_of(num_problems: int, *, size: int, seed: int) -> list[int]:
     """`size` indices, or all when there are fewer, in ascending order."""
-    return sorted(int(index) for index in _shuffled(num_problems, purpose=_HOLD_OUT, seed=seed)[:size])
-
-
-def _generated(spec: DataSettings, *, split: Split, seed: int) -> Sequence[Problem]:
-    from rlctl.problems import word_problem
-
-    known: Mapping[str, Callable[[int], Problem]] = {
-        "generated:word-problems": lambda index: word_problem(seed, index, split=split),
-    }
-    if spec.source not in known:
-        near = difflib.get_close_matches(spec.source, known, n=1, cutoff=0.0)[0]
-        raise DataError(f"data.source = {spec.source!r}: no such generator; the nearest is {near!r}.")
-    return LazyProblems(known[spec.source], size=spec.num_generated if split == "train" else spec.eval_size)
-
-
-class LazyProblems(Sequence[Problem]):
-    """Problems made when asked for: a sequence over a pure function of the index."""
-
-    def __init__(self, make: Callable[[int], Problem], *, size: int) -> None:
-        self._make = make
-        self._indices = range(size)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    @overload
-    def __getitem__(self, index: int) -> Problem: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Problem]: ...
-    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
-        if isinstance(index, slice):
-            return [self._make(one) for one in self._indices[index]]
-        return self._make(self._indices[index])
-
-
-def _from_hub(spec: DataSettings, *, split: Split, check: Check | None) -> list[Problem]:
-    """Read through `datasets`: from its cache when the hub cannot be reached, which is found out within seconds."""
-    complaint = f"data.source = {spec.source!r}"
-    if Path(spec.source).suffix.lower() in READERS:
-        raise DataError(f"{complaint} is a file.", hint=f"name files by path: --set data.path={spec.source}")
-    reachable, reason = hub.hub_reachable()
-    cure = "give a file: --set data.path=FILE; or --set data.source=generated:word-problems needs none."
-    if not reachable and not hub.is_cached_dataset(spec.source):
-        raise DataError(f"{complaint} is not in the local cache, and {reason}.", hint=cure)
-    import datasets
-
-    if not reachable:
-        # Otherwise every request is tried again for half a minute before the cache is looked at.
-        datasets.config.HF_HUB_OFFLINE = True
-    hub_split = spec.train_split if split == "train" else spec.eval_split
-    try:
-        table = datasets.load_dataset(spec.source, spec.subset, split=hub_split)
-    except (OSError, ValueError) as error:
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{complaint}, subset {spec.subset!r}, split {hub_split!r}: {message}", hint=cure) from error
-    where = f"{spec.source}/{hub_split}"
-    rows: Iterator[Row] = (Row(number, values) for number, values in enumerate(table, start=1))
-    return problems_from(rows, where=where, prefix=where, columns=_columns(spec), check=check)
+    return sorted(int(index) for index in shuffled(num_problems, purpose=_HOLD_OUT, seed=seed)[:size])
 
 
 def epoch_order(num_problems: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """The order of one epoch: a permutation of 0..num_problems-1 that depends on nothing but the arguments."""
-    return _shuffled(num_problems, purpose=_EPOCH, seed=seed, number=epoch)
+    return shuffled(num_problems, purpose=_EPOCH, seed=seed, number=epoch)
 
 
-_HOLD_OUT, _EPOCH = 1, 2
+_HOLD_OUT, _EPOCH, BATCH = 1, 2, 3
 """What a shuffle is for: keeps the held-out rows independent of the order of epoch 0."""
 
 
-def _shuffled(num_problems: int, *, purpose: int, seed: int, number: int = 0) -> npt.NDArray[np.int64]:
+def shuffled(num_problems: int, *, purpose: int, seed: int, number: int = 0) -> npt.NDArray[np.int64]:
+    """A permutation of 0..num_problems-1, another one for each purpose, seed and number."""
     bits = np.random.Philox(np.random.SeedSequence([seed, purpose, number]))
     return np.argsort(bits.random_raw(num_problems), kind="stable")
 

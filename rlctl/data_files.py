@@ -24,14 +24,18 @@ MAX_FAULTS_SHOWN = 5
 Check = Callable[[Problem], str | None]
 """Says what is wrong with a problem, None when nothing is."""
 
+Keeps = Callable[["Row"], "bool | Fault"]
+"""Whether a row is wanted; a Fault when that cannot be told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns hold what. Without `id`, problems are named by their line."""
+    """Which columns hold what; `a.b` is column b within a. Without `id`, problems are named by their line."""
 
     question: str = "question"
     answer: str = "answer"
     id: str | None = None
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +54,49 @@ class Fault:
     message: str
 
 
-def read_file(path: Path, *, columns: Columns, check: Check | None = None) -> list[Problem]:
+def read_file(path: Path, *, columns: Columns, check: Check | None = None, keeps: Keeps | None = None) -> list[Problem]:
     """The problems of one file, in its order.
 
     Raises DataError with up to five faults, each with file and line, or when there is no such file or no row.
     """
+    return problems_from(read_rows(path), where=str(path), prefix=path.stem, columns=columns, check=check, keeps=keeps)
+
+
+def read_rows(path: Path) -> list[Row | Fault]:
+    """The rows of one file, and the lines that are none. Raises DataError when it cannot be read at all."""
     if not path.is_file():
         _no_such_file(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path}: rows cannot be read from {path.suffix or 'a file without suffix'}.", hint=_formats())
     try:
-        rows = list(reader(path))
+        return list(reader(path))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return problems_from(rows, where=str(path), prefix=path.stem, columns=columns, check=check)
 
 
 def problems_from(
-    rows: Iterable[Row | Fault], *, where: str, prefix: str, columns: Columns, check: Check | None = None
+    rows: Iterable[Row | Fault],
+    *,
+    where: str,
+    prefix: str,
+    columns: Columns,
+    check: Check | None = None,
+    keeps: Keeps | None = None,
 ) -> list[Problem]:
     """Rows -> problems. `where` is the file as messages name it, `prefix` begins the ids that lines give
-    and is the source that metrics are named by."""
+    and is the source that metrics are named by. Rows that are not kept are looked at no further."""
     problems: list[Problem] = []
     faults: list[Fault] = []
     line_of: dict[str, int] = {}
+    num_rows = 0
     for row in rows:
-        problem = row if isinstance(row, Fault) else _problem(row, prefix=prefix, columns=columns)
+        num_rows += 1
+        wanted = keeps(row) if keeps and isinstance(row, Row) else True
+        if wanted is False:
+            continue
+        bad = row if isinstance(row, Fault) else wanted
+        problem = bad if isinstance(bad, Fault) else problem_of(row, prefix=prefix, columns=columns)  # type: ignore[arg-type]
         if isinstance(problem, Problem):
             first = line_of.setdefault(problem.id, row.line)
             if first != row.line:
@@ -89,6 +109,10 @@ def problems_from(
             problems.append(problem)
     if faults:
         _report(faults, where=where)
+    if not problems and num_rows:
+        raise DataError(
+            f"{where}: 0 of {num_rows} rows left after data.where and data.match.", hint="loosen the filter."
+        )
     if not problems:
         raise DataError(f"{where} has no rows.")
     return problems
@@ -103,18 +127,48 @@ def _report(faults: list[Fault], *, where: str) -> NoReturn:
     raise DataError("\n".join(lines), hint=cure)
 
 
-def _problem(row: Row, *, prefix: str, columns: Columns) -> Problem | Fault:
+def problem_of(row: Row, *, prefix: str, columns: Columns) -> Problem | Fault:
+    """The problem in a row, or what is wrong with it."""
     wanted = [columns.question, columns.answer, *([columns.id] if columns.id else [])]
-    for column in wanted:
-        if column not in row.values:
+    for column in (*wanted, *columns.extra):
+        if cell(row, column) is MISSING:
             return Fault(row.line, f"no column {column!r}; {_columns_there(column, row.values)}")
-    question = row.values[columns.question]
-    answer = _number_as_text(row.values[columns.answer])
-    name = _number_as_text(row.values[columns.id]) if columns.id else f"{prefix}:{row.line}"
+    messages = _messages(cell(row, columns.question))
+    question = messages[-1][1] if messages else cell(row, columns.question)
+    answer = _number_as_text(cell(row, columns.answer))
+    name = _number_as_text(cell(row, columns.id)) if columns.id else f"{prefix}:{row.line}"
     for column, value in zip(wanted, (question, answer, name), strict=False):
         if complaint := _text_complaint(value):
             return Fault(row.line, f"{column} {complaint}")
-    return Problem(id=str(name), question=str(question), answer=str(answer), source=prefix)
+    extra = {column: cell(row, column) for column in columns.extra}
+    return Problem(
+        id=str(name), question=str(question), answer=str(answer), source=prefix, extra=extra, messages=messages
+    )
+
+
+MISSING = object()
+"""What `cell` gives for a column that is not there; None is a value."""
+
+
+def cell(row: Row, column: str) -> object:
+    """The value of a column, or of `a.b` within a nested one."""
+    if column in row.values:
+        return row.values[column]
+    value: object = row.values
+    for key in column.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return MISSING
+        value = value[key]
+    return value
+
+
+def _messages(value: object) -> tuple[tuple[str, str], ...]:
+    """A conversation that ends with a user's message, as many data sets write prompts; empty for anything else."""
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+        return ()
+    messages = tuple((message.get("role"), message.get("content")) for message in value)
+    whole = all(isinstance(part, str) and part for message in messages for part in message)
+    return messages if messages and whole and messages[-1][0] == "user" else ()
 
 
 def _columns_there(wanted: str, values: Mapping[str, object]) -> str:

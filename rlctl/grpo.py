@@ -1,6 +1,6 @@
 """Chapter 1: one step of GRPO, top to bottom.
 
-Sample n completions for each of P problems, score them, compare each with its siblings, and move the
+Sample n completions for each of P problems, score them (`rollouts.py`), compare each with its siblings, and move the
 policy towards the better ones. No tensor appears here: the backend owns the model, and the loss is in
 `engine/loss.py`. The same code runs on every backend.
 
@@ -12,31 +12,16 @@ https://arxiv.org/abs/2503.14476, section 3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlctl.backends.base import AnyBackend
 from rlctl.perf import Stopwatch
-from rlctl.rewards.scoring import Scored
-from rlctl.seeds import prompt_seed
+from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import (
-    Completion,
-    LossSpec,
-    LossStats,
-    OptimStats,
-    Problem,
-    Prompt,
-    Rollout,
-    Sampling,
-    StepReport,
-    TrainRow,
-)
-
-Score = Callable[[Sequence[tuple[Problem, str]]], Awaitable[list[Scored]]]
-"""What every completion is worth: (problem, text of the completion alone) -> Scored."""
+from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Rollout, Sampling, StepReport, TrainRow
 
 STD_EPS = 1e-6
 """Added to a group's standard deviation, as in verl."""
@@ -55,6 +40,7 @@ class GrpoConfig:
     drop_zero_signal_groups: bool
     always_score_before_update: bool
     seed: int
+    max_refills: int = 0
 
 
 async def grpo_step(
@@ -66,18 +52,17 @@ async def grpo_step(
     score: Score,
     config: GrpoConfig,
     lr: float,
+    more: More | None = None,
 ) -> StepReport:
-    """Sample, score, compare, update, publish: one step on P problems."""
+    """Sample, score, compare, update, publish: one step on P problems.
+
+    With `more`, groups without signal are replaced by groups of the further problems it gives.
+    """
     watch = Stopwatch()
+    sampler = Sampler(backend, tokenizer, score, n=config.n, sampling=config.sampling, seed=config.seed, watch=watch)
+    sampled = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=config.max_refills)  # [P][n]
 
-    with watch("gen"):
-        prompts = [Prompt(tokenizer.encode(p), prompt_seed(config.seed, step, p.id)) for p in problems]
-        completions = await backend.generate(prompts, n=config.n, sampling=config.sampling)  # [P][n]
-
-    with watch("reward"):
-        groups = await scored_groups(problems, prompts, completions, tokenizer=tokenizer, score=score)
-
-    groups_of_rows = [train_rows(group, config) for group in groups]
+    groups_of_rows = [train_rows(group, config) for group in sampled.chosen]
     batches = list(minibatches(groups_of_rows, config.mini_batch_size))
     num_updates = config.ppo_epochs * sum(map(bool, batches))
 
@@ -104,42 +89,19 @@ async def grpo_step(
     return StepReport(
         step=step,
         lr=lr,
-        groups=groups,
+        groups=sampled.sampled,
         advantages=[row.advantage for row in rows],
-        zero_signal_groups=sum(not has_signal(group) for group in groups),
-        shrunk_groups=sum(len(counted(group)) < 2 for group in groups),
+        zero_signal_groups=sum(not has_signal(group) for group in sampled.sampled),
+        shrunk_groups=sum(len(counted(group)) < 2 for group in sampled.sampled),
         losses=losses,
         updates=updates,
         empty_updates=config.ppo_epochs * sum(not batch for batch in batches),
-        generation=backend.generate_stats,
+        generation=sampler.stats,
         rollout_gap=rollout_gap(rows, losses),
         sync=sync,
         seconds=watch.seconds,
+        filled=sampled.filled,
     )
-
-
-async def scored_groups(
-    problems: Sequence[Problem],
-    prompts: Sequence[Prompt],
-    completions: Sequence[Sequence[Completion]],
-    *,
-    tokenizer: Tokenizer,
-    score: Score,
-) -> list[list[Rollout]]:
-    """Every completion with its text and its rewards: [P][n]. The prompt's text is not part of what is scored."""
-    texts = [[tokenizer.decode(completion.token_ids) for completion in group] for group in completions]
-    scored = iter(await score([(p, text) for p, group in zip(problems, texts, strict=True) for text in group]))
-    return [
-        [
-            rollout(problem, prompt, completion, text, next(scored))
-            for completion, text in zip(group, group_texts, strict=True)
-        ]
-        for problem, prompt, group, group_texts in zip(problems, prompts, completions, texts, strict=True)
-    ]
-
-
-def rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str, scored: Scored) -> Rollout:
-    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, scored.failure or scored.note)
 
 
 def train_rows(group: Sequence[Rollout], config: GrpoConfig) -> list[TrainRow]:
@@ -152,17 +114,6 @@ def train_rows(group: Sequence[Rollout], config: GrpoConfig) -> list[TrainRow]:
         TrainRow(r.prompt.token_ids, r.completion.token_ids, advantage, r.completion.logprobs)
         for r, advantage in zip(kept, advantages, strict=True)
     ]
-
-
-def counted(group: Sequence[Rollout]) -> list[Rollout]:
-    """The rollouts whose reward did not fail."""
-    return [rollout for rollout in group if rollout.reward is not None]
-
-
-def has_signal(group: Sequence[Rollout]) -> bool:
-    """Whether the group can teach anything: at least two different rewards."""
-    # Compare rewards, not advantages: the mean of three 0.1s is not 0.1 in floating point.
-    return len({rollout.reward for rollout in counted(group)}) > 1
 
 
 def group_advantages(rewards: Sequence[float], *, scale: bool, eps: float = STD_EPS) -> list[float]:

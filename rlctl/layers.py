@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from rlctl import presets
 from rlctl.backends import registry
@@ -19,13 +19,18 @@ from rlctl.settings_tree import (
     PREFIX,
     Keys,
     field_type,
+    fields,
     is_container,
     is_secret,
     is_table,
+    item_block,
     leaves,
     nearest,
     variable_name,
 )
+
+if TYPE_CHECKING:  # only named here; settings_tree loads it
+    from pydantic import BaseModel
 
 NOT_SETTINGS = frozenset({"RLCTL_PLUGINS", "RLCTL_CACHE_DIR", "RLCTL_NO_KERNELS", "RLCTL_NO_AMX"})
 """Variables that rlctl reads elsewhere: plugin modules (registry) and the cache folder (engine/peak.py)."""
@@ -54,11 +59,23 @@ def with_nulls(tree: Tree, above: Keys = ()) -> Tree:
     result: Tree = {}
     for key, value in tree.items():
         keys = (*above, key)
+        items = item_block(field_type(keys))
         if isinstance(value, dict):
             result[key] = with_nulls(value, keys)
+        elif items is not None and isinstance(value, list):
+            result[key] = [_item_with_nulls(item, items) for item in value]
         else:
-            result[key] = None if value == "null" and type(None) in get_args(field_type(keys)) else value
+            result[key] = _null(value, field_type(keys))
     return result
+
+
+def _item_with_nulls(item: Any, block: type[BaseModel]) -> Any:
+    types = fields(block)
+    return {key: _null(value, types.get(key)) for key, value in item.items()} if isinstance(item, dict) else item
+
+
+def _null(value: Any, annotation: Any) -> Any:
+    return None if value == "null" and type(None) in get_args(annotation) else value
 
 
 def from_environment(environ: Mapping[str, str], complaints: list[str]) -> Layer:

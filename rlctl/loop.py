@@ -19,17 +19,15 @@ from rlctl import checkpoint, grpo, report
 from rlctl.backends import registry
 from rlctl.backends.base import AnyBackend
 from rlctl.errors import CheckpointError, NonFiniteGradient
+from rlctl.evaluation import evaluate
 from rlctl.grpo import GrpoConfig
-from rlctl.prepare import Prepared, batch_of
+from rlctl.prepare import Prepared, epoch_of, feed_of
 from rlctl.report import Metrics
 from rlctl.rewards import Scored, score
+from rlctl.rollouts import Sampler
 from rlctl.runfiles import RunFiles
-from rlctl.seeds import prompt_seed
 from rlctl.settings import Settings
-from rlctl.types import BackendInfo, Problem, Prompt, StepReport
-
-EVAL_BATCH = 64
-"""Problems sent to the sampler at once in an evaluation; between two batches a signal is heard."""
+from rlctl.types import BackendInfo, StepReport
 
 
 class Reporter(Protocol):
@@ -59,7 +57,18 @@ class Outcome:
         return 128 + self.interrupted if self.interrupted else 0
 
 
-def backend_for(prepared: Prepared) -> AnyBackend:
+class HasPolicy(Protocol):
+    """What a backend is made from."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def end_token_ids(self) -> tuple[int, ...]: ...
+
+
+def backend_for(prepared: HasPolicy) -> AnyBackend:
     """The backend that the settings name, not started. Raises BackendNotFound or BackendUnavailable."""
     settings = prepared.settings
     spec = registry.get(settings.backend)
@@ -80,7 +89,7 @@ async def run(
     evaluate: bool = True,
 ) -> Outcome:
     """Train as the settings say; without `files` nothing is written. Raises RlctlError on the first failure."""
-    with _interruptible(reporter) as stop:
+    with interruptible(reporter) as stop:
         try:
             info = await backend.start()
             if files:
@@ -97,16 +106,16 @@ async def run(
 
 
 @dataclass
-class _Stop:
+class Stop:
     """The signal that asked the run to end, if one did."""
 
     signal: int | None = None
 
 
 @contextmanager
-def _interruptible(reporter: Reporter) -> Iterator[_Stop]:
+def interruptible(reporter: Reporter) -> Iterator[Stop]:
     """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process."""
-    stop, loop = _Stop(), asyncio.get_running_loop()
+    stop, loop = Stop(), asyncio.get_running_loop()
 
     def on(number: int) -> None:
         if stop.signal is not None:
@@ -140,7 +149,7 @@ class _Run:
         reporter: Reporter,
         files: RunFiles | None,
         outcome: Outcome,
-        stop: _Stop,
+        stop: Stop,
         *,
         keep_reports: bool,
         evaluates: bool,
@@ -149,7 +158,8 @@ class _Run:
         self.outcome, self.stop, self.keep_reports = outcome, stop, keep_reports
         self.settings: Settings = prepared.settings
         self.config = grpo_config(self.settings)
-        self.task = self.settings.reward.functions[0]
+        self.feed = feed_of(prepared)
+        self.task = prepared.rewards.rewards[0].name
         self.evaluates = evaluates and self.settings.trainer.eval_freq > 0 and bool(len(prepared.eval_problems))
         self.skipped_in_a_row = 0
         self.save_seconds = 0.0
@@ -172,7 +182,7 @@ class _Run:
     async def _step(self, step: int, total: int) -> None:
         start = time.perf_counter()
         trainer = self.settings.trainer
-        problems, epoch = batch_of(self.prepared, step)
+        problems = self.feed.batch(step)
         done = await grpo.grpo_step(
             step,
             problems,
@@ -187,9 +197,13 @@ class _Run:
                 warmup_ratio=trainer.warmup_ratio,
                 total_steps=total,
             ),
+            more=(lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None,
         )
         seconds = time.perf_counter() - start
-        metrics = report.step_metrics(done, self.outcome.info, task=self.task, epoch=epoch, seconds=seconds)
+        metrics = report.step_metrics(
+            done, self.outcome.info, task=self.task, epoch=epoch_of(self.prepared, step), seconds=seconds
+        )
+        metrics |= self._curriculum(done)
         metrics["timing_s/save_checkpoint"] = self.save_seconds
         if self.keep_reports:
             self.outcome.reports.append(done)
@@ -211,24 +225,29 @@ class _Run:
 
     async def _evaluation(self, step: int) -> Metrics:
         """Sample and score the evaluation problems, with the same random numbers every time; {} when interrupted."""
-        start = time.perf_counter()
-        problems, settings = self.prepared.eval_problems, self.settings
-        groups = []
-        for first in range(0, len(problems), EVAL_BATCH):
-            if self.stop.signal is not None:
-                return {}
-            batch: list[Problem] = [problems[i] for i in range(first, min(first + EVAL_BATCH, len(problems)))]
-            prompts = [
-                Prompt(self.prepared.tokenizer.encode(p), prompt_seed(settings.seed, "evaluation", p.id)) for p in batch
-            ]
-            completions = await self.backend.generate(prompts, n=settings.eval.n, sampling=settings.evaluation())
-            groups += await grpo.scored_groups(
-                batch, prompts, completions, tokenizer=self.prepared.tokenizer, score=self._score
-            )
+        start, settings = time.perf_counter(), self.settings
+        sampler = Sampler(
+            self.backend,
+            self.prepared.tokenizer,
+            self._score,
+            n=settings.eval.n,
+            sampling=settings.evaluation(),
+            seed=settings.seed,
+        )
+        groups = await evaluate(sampler, self.prepared.eval_problems, stopped=lambda: self.stop.signal is not None)
+        if len(groups) < len(self.prepared.eval_problems):
+            return {}
         metrics = report.evaluation_metrics(groups, task=self.task, seconds=time.perf_counter() - start)
         self.outcome.evaluations.append((step, metrics))
         self.reporter.evaluation(step, metrics)
         return metrics
+
+    def _curriculum(self, done: StepReport) -> Metrics:
+        """Remember what the step's groups taught, and say how many problems rest."""
+        if self.feed.curriculum is None:
+            return {}
+        self.feed.curriculum.record(done.groups, task=self.task)
+        return dict(self.feed.curriculum.metrics())
 
     def _tell_of_failures(self, done: StepReport) -> None:
         failed = [rollout for rollout in done.rollouts if rollout.reward is None]
@@ -258,7 +277,11 @@ class _Run:
         start = time.perf_counter()
         try:
             self.outcome.checkpoint = await checkpoint.save(
-                self.backend, self.prepared.tokenizer, folder=self.files.checkpoints, step=step
+                self.backend,
+                self.prepared.tokenizer,
+                folder=self.files.checkpoints,
+                step=step,
+                data_state=self.feed.state_dict(),
             )
         except CheckpointError:
             self.reporter.note(f"the run stops at step {step}, since it can no longer be saved")
@@ -282,6 +305,7 @@ def grpo_config(settings: Settings) -> GrpoConfig:
         drop_zero_signal_groups=settings.algorithm.drop_zero_signal_groups,
         always_score_before_update=settings.trainer.old_log_probs == "always",
         seed=settings.seed,
+        max_refills=settings.algorithm.max_refills,
     )
 
 

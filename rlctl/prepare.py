@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
+from rlctl.curriculum import Curriculum
+from rlctl.data import Pool
+from rlctl.data_filters import overlapping
+from rlctl.environments.grading import with_own_graders
 from rlctl.errors import ConfigError, DataError, ModelError
+from rlctl.feed import Feed
 from rlctl.rewards import RewardSet, load_rewards
 from rlctl.settings import Settings
 from rlctl.tokenizer import ChatTokenizer
@@ -55,22 +60,57 @@ class Prepared:
     tokenizer: ChatTokenizer
     end_token_ids: tuple[int, ...]
     rewards: RewardSet
-    problems: Sequence[Problem]
+    pools: Sequence[Pool]
+    """What is trained on, by source."""
     eval_problems: Sequence[Problem]
     num_shared_questions: int
     """Evaluation problems whose question is trained on too."""
     geometry: Geometry
     notes: Sequence[str]
 
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """All that is trained on."""
+        return data.joined(self.pools)
+
 
 def prepare(settings: Settings) -> Prepared:
     """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
-    rewards = load_rewards(
+    rewards = rewards_of(settings)
+    model, tokenizer, end_token_ids, model_config = load_policy(settings)
+    pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
+    rewards, told = with_own_graders(rewards, settings)
+    notes += told
+    problems = data.joined(pools)
+    _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
+    shared = _num_shared_questions(pools, eval_problems)
+    if shared:
+        notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
+    geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
+    return Prepared(settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes)
+
+
+def rewards_of(settings: Settings) -> RewardSet:
+    """The rewards that the settings name. Raises ConfigError."""
+    return load_rewards(
         settings.reward.functions,
         settings.reward.weights,
         timeout_s=settings.reward.timeout_s,
-        options={"gsm8k": settings.reward.gsm8k.model_dump()},
+        options=settings.reward.blocks(),
     )
+
+
+class Policy(NamedTuple):
+    """A model's files and what is known of it without loading it."""
+
+    model: str
+    tokenizer: ChatTokenizer
+    end_token_ids: tuple[int, ...]
+    config: dict[str, Any]
+
+
+def load_policy(settings: Settings) -> Policy:
+    """Find and check the model's files, load its tokenizer. Raises ModelError or ConfigError."""
     model = modelpath.first_available(settings.model.path)
     modelpath.check_weights(modelpath.locate(model), model)
     tokenizer = tokenizers.load(
@@ -89,25 +129,21 @@ def prepare(settings: Settings) -> Prepared:
         )
     model_config = tokenizers.model_json(model, "config.json")
     _must_fit_context(settings, model_config)
-    problems, eval_problems, notes = _problems(settings, tokenizer, rewards)
-    _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
-    shared = _num_shared_questions(problems, eval_problems)
-    if shared:
-        notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
-    geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
-    return Prepared(
-        settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, shared, geometry, notes
-    )
+    return Policy(model, tokenizer, end_token_ids, model_config)
 
 
 def _problems(
     settings: Settings, tokenizer: ChatTokenizer, rewards: RewardSet
-) -> tuple[Sequence[Problem], Sequence[Problem], list[str]]:
-    train = data.load_problems(settings.data, split="train", seed=settings.seed, check=rewards.gold_complaint)
+) -> tuple[list[Pool], Sequence[Problem], list[str]]:
+    train = data.load_pools(settings.data, split="train", seed=settings.seed, check=rewards.gold_complaint)
     evaluation = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
     notes: list[str] = []
-    train, dropped = _within_length(settings, tokenizer, train)
-    evaluation, eval_dropped = _within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
+    pools, dropped = [], 0
+    for pool in train:
+        problems, too_long = within_length(settings, tokenizer, pool.problems)
+        pools.append(replace(pool, problems=problems))
+        dropped += too_long
+    evaluation, eval_dropped = within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
     limit = settings.data.max_prompt_length
     if dropped or eval_dropped:
         notes.append(
@@ -115,15 +151,13 @@ def _problems(
         )
     if not len(evaluation):
         notes.append("no problems to evaluate on: the training file is too small to hold any out; set data.eval_path")
-    return train, evaluation, notes
+    return pools, evaluation, notes
 
 
-def _num_shared_questions(train: Sequence[Problem], evaluation: Sequence[Problem]) -> int:
+def _num_shared_questions(pools: Sequence[Pool], evaluation: Sequence[Problem]) -> int:
     """Evaluation problems whose question is trained on too; a generator keeps its splits apart by itself."""
-    if isinstance(train, data.LazyProblems):
-        return 0
-    trained_on = {problem.question for problem in train}
-    return sum(problem.question in trained_on for problem in evaluation)
+    listed = [pool for pool in pools if not isinstance(pool.problems, data.LazyProblems)]
+    return len(overlapping(data.joined(listed), evaluation)) if listed else 0
 
 
 def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:
@@ -147,7 +181,7 @@ def _must_know_ids(tokenizer: ChatTokenizer, problem: Problem | None, model_conf
         )
 
 
-def _within_length(
+def within_length(
     settings: Settings, tokenizer: ChatTokenizer, problems: Sequence[Problem]
 ) -> tuple[Sequence[Problem], int]:
     limit = settings.data.max_prompt_length
@@ -176,28 +210,42 @@ def _geometry(settings: Settings, *, num_problems: int, num_eval_problems: int) 
     )
 
 
+def feed_of(prepared: Prepared) -> Feed:
+    """What hands out the run's problems, from its first step on. Raises DataError when a source is too small."""
+    settings = prepared.settings
+    curriculum = settings.data.curriculum
+    return Feed(
+        prepared.pools,
+        batch_size=prepared.geometry.prompts_per_step,
+        seed=settings.seed,
+        shuffle=settings.data.shuffle,
+        curriculum=Curriculum(curriculum.revisit_share, curriculum.visits, settings.seed)
+        if curriculum.enabled
+        else None,
+        # Problems of a file or the hub were measured, all of them, before the run.
+        accept=lambda problems: _must_be_short(prepared, problems),
+    )
+
+
 def batch_of(prepared: Prepared, step: int) -> tuple[list[Problem], int]:
-    """(the problems of step 1.., its epoch 0..): a pure function of the seed, whatever ran before.
+    """(the problems of step 1.., its epoch 0..): a pure function of the seed, whatever ran before, unless the run has a
+    curriculum or refills its batches.
 
     Raises DataError when a generated prompt is too long.
     """
-    size, per_epoch = prepared.geometry.prompts_per_step, prepared.geometry.steps_per_epoch
-    epoch, within = divmod(step - 1, per_epoch)
-    num_problems, settings = len(prepared.problems), prepared.settings
-    order = (
-        data.epoch_order(num_problems, seed=settings.seed, epoch=epoch).tolist()
-        if settings.data.shuffle
-        else range(num_problems)
-    )
-    problems = [prepared.problems[i] for i in order[within * size : (within + 1) * size]]
-    if isinstance(prepared.problems, data.LazyProblems):
-        # Problems of a file or the hub were measured, all of them, before the run.
-        _must_be_short(prepared, problems)
-    return problems, epoch
+    feed = feed_of(prepared)
+    feed.seek(step)
+    return feed.batch(step), epoch_of(prepared, step)
+
+
+def epoch_of(prepared: Prepared, step: int) -> int:
+    return (step - 1) // prepared.geometry.steps_per_epoch
 
 
 def _must_be_short(prepared: Prepared, problems: Sequence[Problem]) -> None:
     limit = prepared.settings.data.max_prompt_length
+    if not any(isinstance(pool.problems, data.LazyProblems) for pool in prepared.pools):
+        return
     too_long = [p.id for p in problems if len(prepared.tokenizer.encode(p)) > limit]
     if too_long:
         raise DataError(

@@ -22,6 +22,8 @@ def step_metrics(report: StepReport, info: BackendInfo, *, task: str, epoch: int
         "training/global_step": report.step,
         "training/epoch": epoch,
         **_reward_metrics(report, task),
+        **_filling_metrics(report),
+        **_by_source(report, task),
         **_length_metrics(report),
         **_actor_metrics(report),
         **_timing_metrics(report, seconds),
@@ -49,6 +51,37 @@ def _reward_metrics(report: StepReport, task: str) -> Metrics:
         "advantages/min": min(report.advantages, default=None),
         "advantages/max": max(report.advantages, default=None),
     }
+
+
+def _filling_metrics(report: StepReport) -> Metrics:
+    """What dynamic sampling did; nothing where it is off."""
+    if report.filled is None:
+        return {}
+    return {
+        "rollout/refills": report.filled.refills,
+        "rollout/sampled_groups": len(report.groups),
+        "rollout/replaced_groups": report.zero_signal_groups,
+        "rollout/missing_groups": report.filled.missing_groups,
+        "rollout/surplus_groups": report.filled.surplus_groups,
+    }
+
+
+def _by_source(report: StepReport, task: str) -> Metrics:
+    """Where a step has problems of several sources: each one's groups, score, reward and signal."""
+    sources = sorted({group[0].problem.source for group in report.groups})
+    metrics: Metrics = {}
+    for source in sources if len(sources) > 1 else ():
+        groups = [group for group in report.groups if group[0].problem.source == source]
+        rollouts = [rollout for group in groups for rollout in group]
+        equal = sum(len({r.reward for r in group if r.reward is not None}) < 2 for group in groups)
+        metrics |= {
+            f"data/{source}/groups": len(groups),
+            f"data/{source}/score/mean": mean(r.scores[task] for r in rollouts if task in r.scores),
+            f"data/{source}/reward/mean": mean(r.reward for r in rollouts if r.reward is not None),
+            f"data/{source}/frac_zero_signal": ratio(equal, len(groups)),
+            f"data/{source}/response_length/mean": mean(len(r.completion.token_ids) for r in rollouts),
+        }
+    return metrics
 
 
 def _share_solved(group: Sequence[Rollout], task: str) -> float:
@@ -153,7 +186,7 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
         f"val-core/{source}/reward/mean@{n}": mean(r.reward for r in rollouts if r.reward is not None),
         **{
             f"val-core/{source}/pass@{k}": mean(pass_at_k(n, _num_solved(group, task), k) for group in groups)
-            for k in _powers_of_two(n)
+            for k in powers_of_two(n)
         },
         **{
             f"val-aux/{source}/{name}/mean@{n}": mean(r.scores[name] for r in rollouts if name in r.scores)
@@ -172,7 +205,7 @@ def _num_solved(group: Sequence[Rollout], task: str) -> int:
     return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group)
 
 
-def _powers_of_two(n: int) -> list[int]:
+def powers_of_two(n: int) -> list[int]:
     return [2**i for i in range(1, n.bit_length()) if 2**i <= n]
 
 

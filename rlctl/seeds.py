@@ -27,6 +27,11 @@ def sample_seed(seed: int, sample: int) -> int:
     return _hashed(f"sample/{seed}/{sample}")
 
 
+def fraction(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return (_hashed(text) >> 11) * 2.0**-53
+
+
 def _hashed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

@@ -99,6 +99,12 @@ def is_table(annotation: Any) -> bool:
     return any(is_block(part) or (get_origin(part) or part) is dict for part in _alternatives(annotation))
 
 
+def item_block(annotation: Any) -> type[BaseModel] | None:
+    """The table that each item of a list of tables is; None for anything else."""
+    items = [item for part in _alternatives(annotation) for item in get_args(part) if is_block(item)]
+    return items[0] if items and is_container(annotation) else None
+
+
 def is_secret(annotation: Any) -> bool:
     return any(part in (SecretStr, SecretBytes) for part in _alternatives(annotation))
 

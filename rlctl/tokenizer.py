@@ -48,8 +48,10 @@ class ChatTokenizer:
         if self.prompt_format == "text":
             ids = self.tokenizer(text)["input_ids"]
         else:
-            messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt is not None else []
-            messages.append({"role": "user", "content": text})
+            conversation = [*problem.messages[:-1], ("user", text)]
+            if self.system_prompt is not None and conversation[0][0] != "system":
+                conversation.insert(0, ("system", self.system_prompt))
+            messages = [{"role": role, "content": content} for role, content in conversation]
             rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,19 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its gold answer, as the data set has them."""
+    """One question with its gold answer, as the data set has them.
+
+    `extra` is what a source keeps for the reward that grades its problems: a database, the whole row. Plain data.
+    `messages` is the whole conversation to go on with, as (role, text), where a source gives one; its last is the
+    question.
+    """
 
     id: str
     question: str
     answer: str
     source: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +197,14 @@ class SyncReport:
 
 @dataclass(frozen=True, slots=True)
 class GenerateStats:
-    """What sampling cost: forward FLOPs, seconds, and tokens drawn."""
+    """What sampling cost: forward FLOPs, seconds, and tokens drawn; add two with `+`."""
 
     flops: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
+
+    def __add__(self, other: GenerateStats) -> GenerateStats:
+        return GenerateStats(self.flops + other.flops, self.seconds + other.seconds, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +251,25 @@ class BackendInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """How a batch was filled with groups that have signal."""
+
+    refills: int
+    """Further samplings that it took."""
+    missing_groups: int
+    """Groups the batch lacks, since the bound was reached or no further problem was there."""
+    surplus_groups: int
+    """Groups with signal that a full batch had no room for."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one GRPO step did, as records; `report.py` turns it into metrics."""
 
     step: int
     lr: float
     groups: Sequence[Sequence[Rollout]]
-    """[P][n] rollouts."""
+    """[P][n] rollouts: all that were sampled, whether or not they were trained on."""
     advantages: Sequence[float]
     """Of the rows that were trained on."""
     zero_signal_groups: int
@@ -264,6 +286,8 @@ class StepReport:
     """Mean and maximum over tokens of |sampler's - trainer's probability|; None when nothing was trained on."""
     sync: SyncReport
     seconds: Mapping[str, float]
+    filled: Filled | None = None
+    """What replacing groups without signal came to; None where none is replaced."""
 
     @property
     def rollouts(self) -> list[Rollout]:

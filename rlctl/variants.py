@@ -98,10 +98,10 @@ def _torch_is_cpu_build() -> bool:
 
 
 def _unreachable(where: Any, kind: str) -> str | None:
-    from rlctl import hub
+    from rlctl import hub, sources
 
     text = str(where)
-    if text.startswith(("embedded:", "generated:", "pkg:")) or Path(text).exists():
+    if text.startswith(("embedded:", "pkg:", *sources.LOADERS)) or Path(text).exists():
         return None
     cached = hub.is_cached_model(text) if kind == "model" else hub.is_cached_dataset(text)
     if cached:

@@ -271,7 +271,7 @@ def test_generated_splits_differ_and_every_gold_is_a_number():
 
 
 def test_unknown_generator_names_the_nearest():
-    with pytest.raises(DataError, match="the nearest is 'generated:word-problems'"):
+    with pytest.raises(DataError, match=r"Did you mean generated:word-problems\?"):
         load_problems(DataSettings(source="generated:words"), split="train", seed=0)
 
 

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
     from rlctl.config import Loaded
+    from rlctl.layers import Layer
 
 Preset = Annotated[str, typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.")]
 Variant = Annotated[
@@ -38,9 +39,10 @@ def load_settings(
     config: str | None = None,
     assignments: Sequence[str] | None = None,
     options: Mapping[str, tuple[str, Any]] | None = None,
+    base: Layer | None = None,
 ) -> Loaded:
     """Settings from what was typed; options that were not typed (None) are left out."""
     from rlctl.config import load
 
     typed = {dotted: (option, value) for dotted, (option, value) in (options or {}).items() if value is not None}
-    return load(preset=preset, variant=variant, config=config, assignments=assignments or (), options=typed)
+    return load(preset=preset, variant=variant, config=config, assignments=assignments or (), options=typed, base=base)

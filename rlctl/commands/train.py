@@ -64,9 +64,9 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     from rlctl.backends import registry
     from rlctl.display import say
 
-    settings = prepared.settings
+    settings, names = prepared.settings, [reward.name for reward in prepared.rewards.rewards]
     registry.get(settings.backend).load("backend")
-    say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(settings.reward.functions)}")
+    say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(names)}")
     for line in (*prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
         say(line)
     say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlctl.settings.block import Block
+from rlctl.settings.block import Block, Count
 from rlctl.types import KlEstimator, LossAggMode
 
 
@@ -27,3 +27,17 @@ class AlgorithmSettings(Block):
     """How token losses become one number; seq-mean-token-sum-norm divides by rollout.max_response_length (Dr. GRPO)."""
     drop_zero_signal_groups: bool = True
     """Leave groups whose rewards are all equal out of the update, numerator and denominator; they are counted."""
+    filter_groups: bool = False
+    """Dynamic sampling (DAPO): replace groups whose rewards are all equal by further problems, until the batch is full
+    or `max_refills` is reached."""
+    max_refills: Count = 4
+    """How often a step may sample further problems, a batch of them at most each time."""
+
+    @model_validator(mode="after")
+    def filtered_groups_are_not_kept(self) -> AlgorithmSettings:
+        if self.filter_groups and not self.drop_zero_signal_groups:
+            raise ValueError(
+                "algorithm.filter_groups replaces the groups that algorithm.drop_zero_signal_groups = false keeps; set "
+                "one of them"
+            )
+        return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlctl.settings.block import Block
@@ -19,6 +21,9 @@ class RewardSettings(Block):
     """One weight a function; null weighs each 1."""
     timeout_s: PositiveFloat = 10.0
     """Seconds one call of a custom reward may take; a completion whose reward times out is left out and counted."""
+    own_grader: bool = True
+    """Let a source that brings its own grader (`reasoning-gym:`, `verifiers:`) grade its problems, in place of the
+    first function."""
     gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
 
     @model_validator(mode="after")
@@ -31,3 +36,8 @@ class RewardSettings(Block):
         if len(set(self.functions)) != len(self.functions):
             raise ValueError("reward.functions names one twice; give it once with the sum of the weights")
         return self
+
+    def blocks(self) -> dict[str, dict[str, Any]]:
+        """The settings of each built-in that has some, by its name."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value.model_dump() for name, value in named if isinstance(value, Block)}

@@ -1,0 +1,67 @@
+"""Which rows of a source are taken: by the value of a column, by a pattern, once only, and at most so many.
+
+`data.where` and `data.match` look at a row as its file has it, before anything else is asked of it, so a row that is
+not wanted may lack an answer. What is a duplicate is decided by the question alone.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+from rlctl.data_files import MISSING, Fault, Keeps, Row, cell
+from rlctl.types import Problem
+
+
+def row_filter(where: Mapping[str, object], match: Mapping[str, str]) -> Keeps | None:
+    """What `where` and `match` ask of a row; None when they ask nothing."""
+    if not where and not match:
+        return None
+    allowed = {column: _as_texts(wanted) for column, wanted in where.items()}
+    patterns = {column: re.compile(pattern) for column, pattern in match.items()}
+
+    def keeps(row: Row) -> bool | Fault:
+        values = {column: cell(row, column) for column in (*allowed, *patterns)}
+        for column, value in values.items():
+            if value is MISSING:
+                return Fault(row.line, f"no column {column!r}, which data.where or data.match asks for")
+        return all(as_text(values[column]) in texts for column, texts in allowed.items()) and all(
+            pattern.search(as_text(values[column])) for column, pattern in patterns.items()
+        )
+
+    return keeps
+
+
+def _as_texts(wanted: object) -> frozenset[str]:
+    return frozenset(map(as_text, wanted if isinstance(wanted, list) else [wanted]))
+
+
+def as_text(value: object) -> str:
+    """A cell as it is compared: 5, 5.0 and "5" are the same, and so are true and "true"; null is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def without_duplicates(problems: Iterable[Problem]) -> list[Problem]:
+    """Each question once, where it comes first."""
+    seen: dict[str, Problem] = {}
+    for problem in problems:
+        seen.setdefault(normalised(problem.question), problem)
+    return list(seen.values())
+
+
+def normalised(text: str) -> str:
+    """A question without letter case, spacing, and the forms that Unicode calls compatible."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def overlapping(train: Sequence[Problem], evaluation: Sequence[Problem]) -> list[Problem]:
+    """The evaluation problems whose question, normalised, is trained on too."""
+    trained_on = {normalised(problem.question) for problem in train}
+    return [problem for problem in evaluation if normalised(problem.question) in trained_on]

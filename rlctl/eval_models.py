@@ -1,0 +1,98 @@
+"""What `rlctl eval` can be pointed at: a model path, a checkpoint, a run, or the samples of an earlier evaluation.
+
+A run stands for its last checkpoint, and lends its prompt format, rewards and evaluation data, so that what is measured
+is what was trained.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import ConfigError, DataError
+from rlctl.layers import Layer
+from rlctl.presets import find
+
+LENT = ("data", "reward", "rollout", "eval", "seed", "model")
+"""What a run lends to an evaluation of its checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model to load, or samples that are there already; `lent` are the settings of its run."""
+
+    name: str
+    model: str | None
+    samples: Path | None = None
+    lent: Layer | None = None
+
+
+def target(text: str) -> Target:
+    """What a person named. Raises ConfigError for a run without a checkpoint, or samples that are not there."""
+    path = Path(text).expanduser()
+    samples = path / "samples.jsonl" if (path / "evaluation.json").is_file() else path
+    if samples.suffix == ".jsonl":
+        if not samples.is_file():
+            raise DataError(f"{text}: no such file.", hint="name a model, a run, or the folder of an evaluation.")
+        return Target(text, None, samples=samples)
+    if (path / "config.resolved.json").is_file():
+        return Target(text, str(_last_checkpoint(path)), lent=_lent(path))
+    run = path.resolve().parent.parent
+    if path.parent.name == "checkpoints" and (run / "config.resolved.json").is_file():
+        return Target(text, text, lent=_lent(run))
+    return Target(text, text)
+
+
+def _last_checkpoint(run: Path) -> Path:
+    steps = sorted((run / "checkpoints").glob("step_*"))
+    if not steps:
+        raise ConfigError(f"the run {run} has no checkpoint.", hint="it was stopped before its first one.")
+    return steps[-1]
+
+
+def _lent(run: Path) -> Layer:
+    file = run / "config.resolved.json"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        lent = {key: settings[key] for key in LENT if key in settings}
+        lent["model"] = {key: lent["model"][key] for key in ("tokenizer", "chat_template")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is not the settings of a run: {type(error).__name__}: {error}.") from error
+    return Layer(str(file), lent, {})
+
+
+def preset_layer(name: str) -> Layer:
+    """A preset's own settings, without any variant of it: a variant is made for a machine and a model to train."""
+    preset = find(name)
+    return Layer(f"preset {preset.name}", dict(preset.settings), {})
+
+
+def scores_of(samples: Path) -> dict[str, dict[str, float]]:
+    """Source -> problem id -> mean score of the task, from the samples of an earlier evaluation.
+
+    Raises DataError that names the line which is none.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    with samples.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            source, problem, score = _scored(line, f"{samples}:{number}")
+            if score is not None:
+                found.setdefault(source, {}).setdefault(problem, []).append(score)
+    if not found:
+        raise DataError(f"{samples} has no sample with a score.")
+    return {
+        source: {name: sum(values) / len(values) for name, values in problems.items()}
+        for source, problems in found.items()
+    }
+
+
+def _scored(line: str, where: str) -> tuple[str, str, float | None]:
+    """(source, problem, score of the task) of one sample; None where the reward failed."""
+    try:
+        record: Any = json.loads(line)
+        score = record["scores"].get(record["task"])
+        return str(record["source"]), str(record["problem"]), None if score is None else float(score)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: not a sample of `rlctl eval`: {type(error).__name__}: {error}.") from error

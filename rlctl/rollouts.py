@@ -1,0 +1,118 @@
+"""From problems to scored groups of completions: the sampling and grading that steps and evaluations share.
+
+A group is the n completions of one problem. With dynamic sampling, groups whose rewards are all equal are replaced by
+groups of further problems until the batch is full or a bound is reached; everything sampled is kept for the record.
+
+Source of dynamic sampling: DAPO, https://arxiv.org/abs/2503.14476, section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlctl.backends.base import AnyBackend
+from rlctl.perf import Stopwatch
+from rlctl.rewards.scoring import Scored
+from rlctl.seeds import prompt_seed
+from rlctl.tokenizer import Tokenizer
+from rlctl.types import Completion, Filled, GenerateStats, Problem, Prompt, Rollout, Sampling
+
+Score = Callable[[Sequence[tuple[Problem, str]]], Awaitable[list[Scored]]]
+"""What every completion is worth: (problem, text of the completion alone) -> Scored."""
+
+More = Callable[[int], Sequence[Problem]]
+"""Up to so many problems that the step has not had yet."""
+
+Groups = list[list[Rollout]]
+
+LEAST_SIGNAL = 1 / 8
+"""Share of groups with signal that is counted on at least when sizing a refill: fewer would ask for ever more."""
+
+
+@dataclass
+class Sampler:
+    """Samples and scores groups; adds up what that cost."""
+
+    backend: AnyBackend
+    tokenizer: Tokenizer
+    score: Score
+    n: int
+    sampling: Sampling
+    seed: int
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    stats: GenerateStats = field(default_factory=GenerateStats)
+
+    async def groups(self, problems: Sequence[Problem], purpose: int | str) -> Groups:
+        """[P] problems -> [P][n] rollouts. `purpose`, a step or a word, decides the random numbers with the seed."""
+        with self.watch("gen"):
+            prompts = [Prompt(self.tokenizer.encode(p), prompt_seed(self.seed, purpose, p.id)) for p in problems]
+            completions = await self.backend.generate(prompts, n=self.n, sampling=self.sampling)
+            self.stats = self.stats + self.backend.generate_stats
+        with self.watch("reward"):
+            return await self._scored(problems, prompts, completions)
+
+    async def _scored(
+        self, problems: Sequence[Problem], prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]
+    ) -> Groups:
+        """Every completion with its text and its rewards. The prompt's text is not part of what is scored."""
+        texts = [[self.tokenizer.decode(completion.token_ids) for completion in group] for group in completions]
+        scored = iter(await self.score([(p, text) for p, group in zip(problems, texts, strict=True) for text in group]))
+        return [
+            [
+                _rollout(problem, prompt, completion, text, next(scored))
+                for completion, text in zip(group, group_texts, strict=True)
+            ]
+            for problem, prompt, group, group_texts in zip(problems, prompts, completions, texts, strict=True)
+        ]
+
+
+def _rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str, scored: Scored) -> Rollout:
+    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, scored.failure or scored.note)
+
+
+def counted(group: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts whose reward did not fail."""
+    return [rollout for rollout in group if rollout.reward is not None]
+
+
+def has_signal(group: Sequence[Rollout]) -> bool:
+    """Whether the group can teach anything: at least two different rewards."""
+    # Compare rewards, not advantages: the mean of three 0.1s is not 0.1 in floating point.
+    return len({rollout.reward for rollout in counted(group)}) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step sampled, and the groups among it that it trains on; `filled` where groups were replaced."""
+
+    sampled: Groups
+    chosen: Groups
+    filled: Filled | None = None
+
+
+async def batch_of_groups(
+    sampler: Sampler, problems: Sequence[Problem], *, step: int, more: More | None, max_refills: int
+) -> Batch:
+    """The groups of P problems; with `more`, P groups with signal if `max_refills` further samplings find them."""
+    groups = await sampler.groups(problems, step)
+    if more is None:
+        return Batch(groups, groups)
+    refills = 0
+    while refills < max_refills and (size := _refill_size(groups, wanted=len(problems))):
+        further = more(size)
+        if not further:
+            break
+        groups += await sampler.groups(further, step)
+        refills += 1
+    useful = [group for group in groups if has_signal(group)]
+    missing = len(problems) - len(useful)
+    return Batch(groups, useful[: len(problems)], Filled(refills, max(0, missing), max(0, -missing)))
+
+
+def _refill_size(groups: Groups, *, wanted: int) -> int:
+    """How many problems should bring the groups that are missing, going by the share with signal so far."""
+    found = sum(map(has_signal, groups))
+    share = max(found / len(groups), LEAST_SIGNAL)
+    return min(wanted, math.ceil(max(0, wanted - found) / share))
