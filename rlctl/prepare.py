@@ -69,7 +69,7 @@ def prepare(settings: Settings) -> Prepared:
         settings.reward.functions,
         settings.reward.weights,
         timeout_s=settings.reward.timeout_s,
-        options={"gsm8k": settings.reward.gsm8k.model_dump()},
+        options=settings.reward.blocks(),
     )
     model = modelpath.first_available(settings.model.path)
     modelpath.check_weights(modelpath.locate(model), model)

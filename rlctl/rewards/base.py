@@ -1,67 +1,103 @@
-"""The contract of a reward, and how a name becomes one.
+"""The contract of a reward, the table of the built-in ones, and how a name becomes a reward.
 
 A reward is a callable `(problem, completion) -> float | bool | RewardResult`, sync or async. `completion` is the
 text the model wrote and nothing else: a reward that saw the prompt would find the instructions' own examples.
 It is called once for each completion, so it cannot return too few values or too many.
 
-A name is a built-in (`gsm8k`) or `package.module:function`, looked up in the current folder too.
+A name is a built-in (`gsm8k`) or `package.module:function`, looked up in the current folder too. What a built-in
+must say of itself (`BuiltIn`), a custom reward may say, as attributes of the function or object.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import math
-import operator
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from rlctl.errors import ConfigError
-from rlctl.rewards.math import gold_number, grade_gsm8k
+from rlctl.rewards.custom import import_function, is_custom
 from rlctl.types import Problem
+
+BUILT_IN: Mapping[str, str] = {
+    "gsm8k": "rlctl.rewards.math:Gsm8k",
+}
+"""Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """A score with a note for the rollout file. `form` says where the answer was found, for rewards that look."""
+    """A score with a note for the rollout file.
+
+    `form` says where the answer was found, `parsed` whether one could be read there; rewards that read no answer
+    leave them out.
+    """
 
     score: float
     note: str = ""
     form: str = ""
+    parsed: bool | None = None
 
 
 Value = float | bool | RewardResult
 Reward = Callable[[Problem, str], Value | Awaitable[Value]]
 
+Place = Literal["inline", "thread", "process", "workers"]
+"""Where calls run: on the event loop (microseconds, never blocks), in a thread of this process (it has workers of its
+own), in a worker process, or in whichever of these two `reward.workers` says."""
+
+
+class BuiltIn(Protocol):
+    """What the class of a built-in reward has."""
+
+    runs: Place
+
+    def __call__(self, problem: Problem, completion: str, /) -> RewardResult: ...
+
+    def gold_complaint(self, problem: Problem) -> str | None:
+        """Why this problem's reward could never be earned; None when it can. Asked of every problem at load."""
+
+    def gold_completion(self, problem: Problem) -> str | None:
+        """A completion that must get 1.0; None where there is none to be made of the gold answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:
-    """One reward of a run. `inline` ones are quick and cannot block, so they are called without a thread."""
+    """One reward of a run. `options` are the settings it was made with: with its name, what a worker makes it from."""
 
     name: str
     function: Reward
     weight: float = 1.0
-    inline: bool = False
+    runs: Place = "thread"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inline(self) -> bool:
+        return self.runs == "inline"
+
+    @property
+    def gold_complaint(self) -> Callable[[Problem], str | None] | None:
+        return getattr(self.function, "gold_complaint", None)
+
+    @property
+    def gold_completion(self) -> Callable[[Problem], str | None] | None:
+        return getattr(self.function, "gold_completion", None)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSet:
-    """All rewards of a run; `timeout_s` bounds each call of a custom one."""
+    """All rewards of a run; `timeout_s` bounds each call that is not inline."""
 
     rewards: tuple[NamedReward, ...]
     timeout_s: float
 
     def gold_complaint(self, problem: Problem) -> str | None:
-        """Why a built-in reward could never be earned on this problem; None when it can."""
-        if not any(reward.inline and reward.name == "gsm8k" for reward in self.rewards):
-            return None
-        try:
-            gold_number(problem.answer)
-        except ValueError as error:
-            return str(error)
+        """Why a reward could never be earned on this problem; None when all can."""
+        for reward in self.rewards:
+            if reward.gold_complaint and (complaint := reward.gold_complaint(problem)):
+                return complaint
         return None
 
 
@@ -70,7 +106,7 @@ def load_rewards(
     weights: Sequence[float] | None = None,
     *,
     timeout_s: float = 10.0,
-    options: Mapping[str, Mapping[str, bool]] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> RewardSet:
     """The rewards of those names, each weighed 1 without `weights`.
 
@@ -82,12 +118,24 @@ def load_rewards(
     rewards = []
     for name, weight in zip(names, weights, strict=False):
         try:
-            rewards.append(_load(name, weight=weight, options=(options or {}).get(name, {})))
+            rewards.append(load_reward(name, weight=weight, options=(options or {}).get(name, {})))
         except ConfigError as error:
             complaints.append(" ".join(filter(None, (error.message, error.hint))))
     if complaints:
         raise ConfigError("\n".join(complaints), hint=f"a reward is {_known()} or package.module:function.")
     return RewardSet(tuple(rewards), timeout_s)
+
+
+def load_reward(name: str, *, weight: float = 1.0, options: Mapping[str, Any]) -> NamedReward:
+    """The reward of that name. Raises ConfigError when there is none, or it cannot be made here."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        built_in: BuiltIn = getattr(importlib.import_module(module), attribute)(**options)
+        return NamedReward(name, built_in, weight, built_in.runs, options)
+    if not is_custom(name):
+        nearest = difflib.get_close_matches(name, sorted(BUILT_IN), n=1, cutoff=0.0)
+        raise ConfigError(f"reward {name!r} is unknown; the nearest is {nearest[0]!r}.")
+    return NamedReward(name, import_function(name), weight, "workers")
 
 
 def _complaints(names: Sequence[str], weights: Sequence[float]) -> list[str]:
@@ -101,74 +149,5 @@ def _complaints(names: Sequence[str], weights: Sequence[float]) -> list[str]:
     return found
 
 
-def _load(name: str, *, weight: float, options: Mapping[str, bool]) -> NamedReward:
-    if name in BUILT_IN:
-        return NamedReward(name, BUILT_IN[name](**options), weight, inline=True)
-    module_name, colon, path = name.partition(":")
-    if not (colon and module_name and path):
-        nearest = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.0)
-        raise ConfigError(f"reward {name!r} is unknown; the nearest is {nearest[0]!r}.")
-    function = _attribute(name, _import(name, module_name), path)
-    _check_signature(name, function)
-    return NamedReward(name, function, weight)
-
-
-def _import(name: str, module_name: str) -> object:
-    """The module, found where Python finds it or, last so that it shadows nothing, in the current folder."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            message = f"reward {name!r}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}."
-            raise ConfigError(message) from error
-        raise ConfigError(f"reward {name!r}: {module_name} needs {error.name!r}, which is not installed.") from error
-    # Code of the user's runs here, and may raise anything; a script without a main guard may call sys.exit.
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"reward {name!r}: importing {module_name} raised {type(error).__name__}: {error}."
-        ) from error
-
-
-def _attribute(name: str, module: object, path: str) -> Reward:
-    try:
-        found = operator.attrgetter(path)(module)
-    except AttributeError as error:
-        nearest = difflib.get_close_matches(path, vars(module), n=1)
-        message = f"reward {name!r}: {getattr(module, '__file__', None) or module} has no {path!r}"
-        raise ConfigError(f"{message}; the nearest is {nearest[0]!r}." if nearest else f"{message}.") from error
-    if inspect.isclass(found) or not callable(found):
-        kind = "class" if inspect.isclass(found) else type(found).__name__
-        raise ConfigError(f"reward {name!r} is a {kind}, not a function.")
-    return found  # type: ignore[no-any-return]  # what it returns is checked at each call
-
-
-def _check_signature(name: str, function: Reward) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # Some functions written in C have none to look at.
-    try:
-        signature.bind(None, "")
-    except TypeError as error:
-        raise ConfigError(
-            f"reward {name!r} takes {signature}, but is called with (problem, completion): {error}."
-        ) from error
-
-
 def _known() -> str:
     return " or ".join(sorted(BUILT_IN))
-
-
-def _gsm8k(*, allow_last_number: bool = False) -> Reward:
-    def reward(problem: Problem, completion: str) -> RewardResult:
-        grade = grade_gsm8k(completion, problem.answer, allow_last_number=allow_last_number)
-        return RewardResult(grade.score, note=grade.reason, form=grade.form or "")
-
-    return reward
-
-
-BUILT_IN: Mapping[str, Callable[..., Reward]] = {"gsm8k": _gsm8k}
-"""Name -> what makes the reward from its options."""

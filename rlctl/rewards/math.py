@@ -18,11 +18,36 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from rlctl.rewards.base import Place, RewardResult
 from rlctl.rewards.numbers import WINDOW_CHARS, Numbers, read_last, read_leading, same_number, shorten, show
+from rlctl.types import Problem
 
 Form = Literal["hash", "boxed", "last-number"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gsm8k:
+    """The reward `gsm8k`; its fields are the settings of `[reward.gsm8k]`."""
+
+    runs: ClassVar[Place] = "inline"
+
+    allow_last_number: bool = False
+
+    def __call__(self, problem: Problem, completion: str) -> RewardResult:
+        grade = grade_gsm8k(completion, problem.answer, allow_last_number=self.allow_last_number)
+        return RewardResult(grade.score, note=grade.reason, form=grade.form or "")
+
+    def gold_complaint(self, problem: Problem) -> str | None:
+        try:
+            gold_number(problem.answer)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def gold_completion(self, problem: Problem) -> str:
+        return problem.answer if "####" in problem.answer else f"#### {problem.answer}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlctl.settings.block import Block
@@ -31,3 +33,8 @@ class RewardSettings(Block):
         if len(set(self.functions)) != len(self.functions):
             raise ValueError("reward.functions names one twice; give it once with the sum of the weights")
         return self
+
+    def blocks(self) -> dict[str, dict[str, Any]]:
+        """The settings of each built-in that has some, by its name."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: value.model_dump() for name, value in named if isinstance(value, Block)}
