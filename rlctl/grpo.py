@@ -139,7 +139,8 @@ async def scored_groups(
 
 
 def rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str, scored: Scored) -> Rollout:
-    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, scored.failure or scored.note)
+    note = scored.failure or scored.note
+    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, note, scored.failures)
 
 
 def train_rows(group: Sequence[Rollout], config: GrpoConfig) -> list[TrainRow]:

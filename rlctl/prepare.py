@@ -12,7 +12,8 @@ from typing import Any
 from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
 from rlctl.errors import ConfigError, DataError, ModelError
-from rlctl.rewards import RewardSet, load_rewards
+from rlctl.rewards import RewardSet
+from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
 from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
@@ -65,12 +66,7 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
-    rewards = load_rewards(
-        settings.reward.functions,
-        settings.reward.weights,
-        timeout_s=settings.reward.timeout_s,
-        options=settings.reward.blocks(),
-    )
+    rewards = rewards_of(settings.reward)
     model = modelpath.first_available(settings.model.path)
     modelpath.check_weights(modelpath.locate(model), model)
     tokenizer = tokenizers.load(

@@ -14,15 +14,19 @@ import difflib
 import importlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlctl.errors import ConfigError
 from rlctl.rewards.custom import import_function, is_custom
 from rlctl.types import Problem
 
+if TYPE_CHECKING:  # the pool makes rewards by this module
+    from rlctl.rewards.workers import WorkerPool
+
 BUILT_IN: Mapping[str, str] = {
     "gsm8k": "rlctl.rewards.math:Gsm8k",
+    "math_verify": "rlctl.rewards.symbolic:MathVerify",
 }
 """Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
 
@@ -92,6 +96,8 @@ class RewardSet:
 
     rewards: tuple[NamedReward, ...]
     timeout_s: float
+    pool: WorkerPool | None = None
+    """Worker processes for calls that are to run in one; without it they run in threads."""
 
     def gold_complaint(self, problem: Problem) -> str | None:
         """Why a reward could never be earned on this problem; None when all can."""
@@ -100,6 +106,15 @@ class RewardSet:
                 return complaint
         return None
 
+    def close(self) -> None:
+        """End what the rewards have running. A later call starts it anew."""
+        if self.pool is not None:
+            self.pool.close()
+        for reward in self.rewards:
+            close = getattr(reward.function, "close", None)
+            if close is not None and reward.name in BUILT_IN:
+                close()
+
 
 def load_rewards(
     names: Sequence[str],
@@ -107,10 +122,13 @@ def load_rewards(
     *,
     timeout_s: float = 10.0,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    workers: Literal["thread", "process"] = "thread",
+    pool: WorkerPool | None = None,
 ) -> RewardSet:
     """The rewards of those names, each weighed 1 without `weights`.
 
-    `options` are a built-in's own settings, by its name: `{"gsm8k": {"allow_last_number": True}}`.
+    `options` are a built-in's own settings, by its name: `{"gsm8k": {"allow_last_number": True}}`; `workers` is where
+    rewards run that have no place of their own.
     Raises ConfigError that lists every name that cannot be used.
     """
     weights = [1.0] * len(names) if weights is None else weights
@@ -118,12 +136,13 @@ def load_rewards(
     rewards = []
     for name, weight in zip(names, weights, strict=False):
         try:
-            rewards.append(load_reward(name, weight=weight, options=(options or {}).get(name, {})))
+            reward = load_reward(name, weight=weight, options=(options or {}).get(name, {}))
+            rewards.append(replace(reward, runs=workers) if reward.runs == "workers" else reward)
         except ConfigError as error:
             complaints.append(" ".join(filter(None, (error.message, error.hint))))
     if complaints:
         raise ConfigError("\n".join(complaints), hint=f"a reward is {_known()} or package.module:function.")
-    return RewardSet(tuple(rewards), timeout_s)
+    return RewardSet(tuple(rewards), timeout_s, pool)
 
 
 def load_reward(name: str, *, weight: float = 1.0, options: Mapping[str, Any]) -> NamedReward:

@@ -48,7 +48,7 @@ class Gsm8k:
         return None
 
     def gold_completion(self, problem: Problem) -> str:
-        return problem.answer if _answer_text(problem.answer)[0] else f"#### {problem.answer}"
+        return problem.answer if answer_text(problem.answer)[0] else f"#### {problem.answer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def gold_number(answer: str) -> Numbers:
 
     Raises ValueError when there is no number, or more than one outside a `[list]`.
     """
-    text = _CALCULATOR.sub("", _answer_text(answer)[1] or answer[:WINDOW_CHARS])
+    text = _CALCULATOR.sub("", answer_text(answer)[1] or answer[:WINDOW_CHARS])
     leading = read_leading(text)
     if leading is None or re.search("[0-9]", _EXPONENT_OF_UNIT.sub("", leading.rest)):
         raise ValueError(f"gold answer {shorten(text)!r} is not a number")
@@ -98,7 +98,7 @@ _EXPONENT_OF_UNIT = re.compile(r"(?<=[A-Za-z}])\^?\{?[0-9]")
 def find_answer(completion: str, *, allow_last_number: bool = False) -> tuple[Form | None, Numbers | None]:
     """Which form the answer has, and its value; (form, None) when the form is there but no number."""
     text = visible(completion)
-    form, answer = _answer_text(text)
+    form, answer = answer_text(text)
     if form is not None:
         leading = read_leading(answer)
         return form, leading.numbers if leading else None
@@ -136,7 +136,7 @@ _THINKING = re.compile(f"(?:<(?P<close>/){_TAG})+|(?:<{_TAG})+", re.IGNORECASE)
 _TAG_WORDS = ("think", "thought", "reasoning")
 
 
-def _answer_text(text: str) -> tuple[Form | None, str]:
+def answer_text(text: str) -> tuple[Form | None, str]:
     """Where the last marker is, and the text its number must begin."""
     hash_at, box_at = text.rfind("####"), text.rfind("\\boxed")
     if hash_at > box_at:
