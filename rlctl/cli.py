@@ -21,6 +21,7 @@ from rlctl.commands.check_backend import check_backend
 from rlctl.commands.config import app as config_app
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
+from rlctl.commands.reward import app as reward_app
 from rlctl.commands.rewards import app as rewards_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
@@ -45,6 +46,7 @@ app.command("check-backend")(check_backend)
 app.command()(plugins)
 app.add_typer(config_app, name="config")
 app.add_typer(presets_app, name="presets")
+app.add_typer(reward_app, name="reward")
 app.add_typer(rewards_app, name="rewards")
 
 

@@ -13,6 +13,7 @@ from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
 from rlctl.errors import ConfigError, DataError, ModelError
 from rlctl.rewards import RewardSet
+from rlctl.rewards.golds import check_golds
 from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
 from rlctl.tokenizer import ChatTokenizer
@@ -90,6 +91,8 @@ def prepare(settings: Settings) -> Prepared:
     shared = _num_shared_questions(problems, eval_problems)
     if shared:
         notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
+    if settings.reward.check:
+        notes += check_golds(rewards, problems)
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
     return Prepared(
         settings, model, tokenizer, end_token_ids, rewards, problems, eval_problems, shared, geometry, notes

@@ -118,21 +118,24 @@ def visible(text: str) -> str:
         return text
     kept: list[str] = []
     start, thinking = 0, False
-    for tag in _THINKING.finditer(text):
-        if tag["close"]:
-            if not thinking:
-                kept.clear()
-            start, thinking = tag.end(), False
-        elif not thinking:
+    while tag := (_CLOSING if thinking else _TAGS).search(text, start):
+        if thinking:
+            thinking = False
+        elif tag["close"]:
+            kept.clear()
+        else:
             kept.append(text[start : tag.start()])
             thinking = True
+        start = tag.end()
     if not thinking:
         kept.append(text[start:])
     return kept[0] if len(kept) == 1 else "\n".join(kept)
 
 
-_TAG = "(?:seed:)?(?:think|thinking|thought|reasoning) ?>"
-_THINKING = re.compile(f"(?:<(?P<close>/){_TAG})+|(?:<{_TAG})+", re.IGNORECASE)
+_NAME = "(?:seed:)?(?:think|thinking|thought|reasoning) ?>"
+_CLOSING = re.compile(f"</{_NAME}", re.IGNORECASE)
+# A run of closing tags is as good as one, and costs less.
+_TAGS = re.compile(f"(?:<(?P<close>/){_NAME})+|<{_NAME}", re.IGNORECASE)
 _TAG_WORDS = ("think", "thought", "reasoning")
 
 

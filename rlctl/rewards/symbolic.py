@@ -36,6 +36,10 @@ class MathVerify:
                 hint="pip install 'rlctl[math]'.",
             )
 
+    def warm_up(self) -> None:
+        """Import sympy, which takes a second or more, in a worker before its first call."""
+        _parse(r"\boxed{x}")
+
     def __call__(self, problem: Problem, completion: str) -> RewardResult:
         text = visible(completion)
         form, answer = answer_text(text)

@@ -63,6 +63,9 @@ def _serve(socket: Connection) -> None:
     _limit_memory(memory_bytes)
     try:
         reward = load_reward(name, options=options)
+        warm_up = getattr(reward.function, "warm_up", None)
+        if warm_up is not None:
+            warm_up()  # Before the first call's deadline begins.
     except ConfigError as error:
         _answer(socket, {"failed": error.message})
         return
