@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RewardError
 from rlctl.rewards.custom import import_function, is_custom
 from rlctl.types import Problem
 
@@ -102,7 +102,7 @@ class RewardSet:
     def gold_complaint(self, problem: Problem) -> str | None:
         """Why a reward could never be earned on this problem; None when all can."""
         for reward in self.rewards:
-            if reward.gold_complaint and (complaint := reward.gold_complaint(problem)):
+            if complaint := _complaint_of(reward, problem):
                 return complaint
         return None
 
@@ -114,6 +114,18 @@ class RewardSet:
             close = getattr(reward.function, "close", None)
             if close is not None and reward.name in BUILT_IN:
                 close()
+
+
+def _complaint_of(reward: NamedReward, problem: Problem) -> str | None:
+    if reward.gold_complaint is None:
+        return None
+    try:
+        return reward.gold_complaint(problem)
+    # A custom reward's may raise anything; a fault of its own is told as one, with the problem it met.
+    except Exception as error:
+        raise RewardError(
+            f"reward {reward.name}: gold_complaint of {problem.id} raised {type(error).__name__}: {error}."
+        ) from error
 
 
 def load_rewards(

@@ -112,7 +112,7 @@ def _row(kind: str, reward: NamedReward, outcomes: Sequence[Outcome]) -> Row:
         sum(scores) / len(scores) if scores else None,
         max(scores, default=None),
         sum(has_full_marks(reward, outcome) for outcome in outcomes),
-        Counter(outcome.failure.kind for outcome in outcomes if outcome.failure),
+        dict(Counter(outcome.failure.kind for outcome in outcomes if outcome.failure)),
     )
 
 
@@ -180,11 +180,11 @@ async def _recorded(reward_set: RewardSet, reward: NamedReward, samples: Sequenc
     return Recorded(
         len(samples),
         sum(says) if says else None,
-        Counter(result.form or "none" for result in results) if says else {},
+        dict(Counter(result.form or "none" for result in results)) if says else {},
         sum(result.score for result in results) / len(results) if results else None,
         sum(known) / len(known) if known else None,
         changed,
-        Counter(outcome.failure.kind for outcome in outcomes if outcome.failure),
+        dict(Counter(outcome.failure.kind for outcome in outcomes if outcome.failure)),
     )
 
 

@@ -13,6 +13,7 @@ Of one that does not, nothing is known: it is not judged.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,8 +90,11 @@ def gold_completions(reward: NamedReward, problems: Sequence[Problem]) -> list[G
 
 
 def full_marks(reward: NamedReward) -> float:
-    """What a right answer gets."""
-    return float(getattr(reward.function, "full_marks", 1.0))
+    """What a right answer gets. Raises RewardError when the reward says something else than a number."""
+    said = getattr(reward.function, "full_marks", 1.0)
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said):
+        raise RewardError(f"reward {reward.name}: full_marks is {said!r:.40}, not a finite number.")
+    return float(said)
 
 
 def has_full_marks(reward: NamedReward, outcome: Outcome) -> bool:
