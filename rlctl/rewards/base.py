@@ -164,8 +164,8 @@ def load_reward(name: str, *, weight: float = 1.0, options: Mapping[str, Any]) -
         built_in: BuiltIn = getattr(importlib.import_module(module), attribute)(**options)
         return NamedReward(name, built_in, weight, built_in.runs, options)
     if not is_custom(name):
-        nearest = difflib.get_close_matches(name, sorted(BUILT_IN), n=1, cutoff=0.0)
-        raise ConfigError(f"reward {name!r} is unknown; the nearest is {nearest[0]!r}.")
+        nearest = difflib.get_close_matches(name, sorted(BUILT_IN), n=1, cutoff=0.5)
+        raise ConfigError(f"reward {name!r} is unknown" + (f"; the nearest is {nearest[0]!r}." if nearest else "."))
     return NamedReward(name, import_function(name), weight, "workers")
 
 

@@ -149,7 +149,7 @@ _RUN = rf"(?:[0-9]+(?:[.,_'{THIN}][0-9]+)*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _NUMBER = re.compile(
     # A sign after a digit, letter or closing bracket is an operation or a hyphen, not a sign.
     rf"(?P<sign>(?<![0-9A-Za-z)\]}}%])[-+])?(?:{_CURRENCY} ?)?"
-    rf"(?:(?P<whole>[0-9]{{1,9}}) (?=[0-9]{{1,3}}/[0-9]))?(?P<over>{_RUN}(?:/{_RUN})*)"
+    rf"(?:(?P<whole>[0-9]{{1,9}}) (?=[0-9]{{1,3}} ?/ ?[0-9]))?(?P<over>{_RUN}(?: ?/ ?{_RUN})*)"
 )
 _UNFINISHED = re.compile(
     r" *(?:[+^\u00d7\u00f7\u00b1\u221a\u03c0]|\\(?:times|cdot|div|pm|mp|sqrt|pi|[dtc]?frac|over|binom)(?![a-z])"
@@ -160,7 +160,7 @@ _MARKUP = (
     r"|</?[A-Za-z]{1,10}>)*"
 )
 _LEAD = re.compile(
-    rf"{_MARKUP}(?:(?:\\?[A-Za-z][A-Za-z ]{{0,40}}\}}? ?(?:[:=]|is )|[:=]){_MARKUP})?"
+    rf"{_MARKUP}(?:(?:\\?[A-Za-z][A-Za-z ]{{0,40}}\}}? ?(?:[:=\u2248]|\\approx|is )|[:=]){_MARKUP})?"
     rf"(?:(?:about|approximately|roughly|around|exactly|only|\\approx) {_MARKUP})?",
     re.IGNORECASE,
 )
@@ -186,7 +186,7 @@ def _value(found: re.Match[str]) -> Numbers | None:
     """A matched number's value; several for a run of commas that are no thousands separators."""
     if len(found[0]) > MAX_NUMBER_CHARS:
         return None
-    parts = found["over"].split("/")
+    parts = [part.strip(" ") for part in found["over"].split("/")]
     negative = found["sign"] == "-"
     if len(parts) == 1 and (members := _run_members(parts[0])):
         return (-members[0] if negative else members[0], *members[1:])

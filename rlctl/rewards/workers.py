@@ -43,6 +43,9 @@ MAX_ANSWER_BYTES = 1 << 20
 
 _GARBLED = Failure("crash", "its worker process sent something else than an answer")
 
+_ELSE = ' (reward.workers = "thread" calls it where it was found)'
+"""For a function that lives in the run's process only, such as one made in a notebook."""
+
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[3])
@@ -173,7 +176,10 @@ class _Slot:
 
     def _start(self, reward: NamedReward) -> _Worker | Outcome:
         """A worker that has made its reward, or why there is none."""
-        worker = _Worker()
+        try:
+            worker = _Worker()
+        except OSError as error:  # No more processes or files are allowed.
+            return Outcome(None, Failure("crash", f"a worker process cannot be started: {error}"))
         self.workers[reward.name] = worker
         if self.closed:
             worker.kill()  # `end` may have looked before it was there.
@@ -187,7 +193,7 @@ class _Slot:
             return Outcome(None, Failure(answer.kind, f"importing it in a worker: {answer.text}"))
         if "failed" in answer:
             self._drop(reward.name)
-            return Outcome(None, Failure("exception", f"in a worker: {answer['failed']}"))
+            return Outcome(None, Failure("exception", f"in a worker: {answer['failed']}{_ELSE}"))
         return worker
 
     def _drop(self, name: str) -> None:

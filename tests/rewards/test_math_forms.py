@@ -16,6 +16,10 @@ from rlctl.rewards.numbers import read_last
 @pytest.mark.parametrize(
     ("completion", "gold"),
     [
+        ("#### 3 / 4", "0.75"),
+        ("#### 2 3 / 4", "2.75"),
+        (r"\boxed{x \approx 3.14}", "3.14"),
+        ("#### 58 / hour", "58"),
         ("#### 18\n", "18"),
         ("#### $18", "18"),
         ("#### 1 234", "1234"),
@@ -230,15 +234,17 @@ def test_a_megabyte_of_anything_costs_a_few_passes_over_it(piece):
     flood = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
     for text in (flood, "#### " + flood, "\\boxed{" + flood, flood + "#### 5"):
         # A pass in plain Python takes some 30 ms; a quadratic pattern would take a million passes.
-        limit = 6 * _seconds(lambda: sum(1 for _ in flood))
+        limit = 10 * _seconds(lambda: sum(1 for _ in flood))
         assert _seconds(lambda text=text: grade_gsm8k(text, "5", allow_last_number=True)) < limit
 
 
 def _seconds(work: Callable[[], object]) -> float:
+    """Of computing: what else the machine does is no matter."""
+
     def once() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     return min(once() for _ in range(2))
 

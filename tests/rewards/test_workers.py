@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,18 @@ def test_a_call_that_fails_costs_itself_alone(make, what, kind, says):
     assert [one.reward for one in results] == [1.0, None, 1.0, None, 1.0, 1.0]
     assert [one.failures for one in results[1:4:2]] == [(kind,), (kind,)]
     assert says in results[1].failure
+
+
+def test_a_function_that_no_worker_can_import_is_told(monkeypatch):
+    module = types.ModuleType("made_here")
+    module.reward = lambda problem, completion: 1.0
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    pool = WorkerPool(1, memory_gb=1.0)
+    with pytest.raises(
+        RewardError, match=r"in a worker: .*there is no module 'made_here'.*reward.workers = \"thread\""
+    ):
+        scores(load_rewards(["made_here:reward"], workers="process", pool=pool), "x")
+    pool.close()
 
 
 def test_memory_limit_is_named(make):
