@@ -53,8 +53,13 @@ from rlctl.rewards.worker import main
 main(fd=int(sys.argv[1]), parent=int(sys.argv[2]))
 """
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Workers run side by side already; the buffers of a thread a core would also count against their memory."""
+_ENVIRONMENT = {
+    # Workers run side by side already; the buffers of a thread a core would also count against their memory.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # A reward that goes by a hash or the order of a set is then the same function in all of them.
+    "PYTHONHASHSEED": "0",
+}
+"""What workers are told, unless the user's environment says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +216,7 @@ class _Worker:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**_ONE_THREAD, **os.environ},
+            env={**_ENVIRONMENT, **os.environ},
         )
         theirs.close()
         self.socket = Connection(ours.detach())

@@ -232,9 +232,9 @@ FLOODS = [
 @pytest.mark.parametrize("piece", FLOODS)
 def test_a_megabyte_of_anything_costs_a_few_passes_over_it(piece):
     flood = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-    for text in (flood, "#### " + flood, "\\boxed{" + flood, flood + "#### 5"):
-        # A pass in plain Python takes some 30 ms; a quadratic pattern would take a million passes.
-        limit = 10 * _seconds(lambda: sum(1 for _ in flood))
+    # A pass in plain Python takes some 30 ms; a quadratic pattern would take a million passes.
+    limit = 10 * _seconds(lambda: sum(1 for _ in flood))
+    for text in ("#### " + flood, "\\boxed{" + flood, flood + "#### 5"):
         assert _seconds(lambda text=text: grade_gsm8k(text, "5", allow_last_number=True)) < limit
 
 

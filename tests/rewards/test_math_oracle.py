@@ -74,14 +74,14 @@ PLACES = [
 ]
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=300)
 @given(answer=number(), gold=number(), place=st.sampled_from(PLACES))
 def test_verdict_is_whether_the_values_are_equal(answer, gold, place):
     score = grade_gsm8k(place.format(answer.text), gold.text).score
     assert score == float(answer.value == gold.value)
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=300)
 @given(answer=number(), place=st.sampled_from(PLACES))
 def test_the_same_value_is_right_in_any_form(answer, place):
     plain = f"{answer.value.numerator}/{answer.value.denominator}"
@@ -89,7 +89,7 @@ def test_the_same_value_is_right_in_any_form(answer, place):
     assert grade_gsm8k(f"#### {plain}", answer.text).score == 1.0
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=300)
 @given(answer=number(), place=st.sampled_from(PLACES), step=st.sampled_from([1, -1, 10, Fraction(1, 100)]))
 def test_a_value_nearby_is_wrong(answer, place, step):
     near = answer.value + step

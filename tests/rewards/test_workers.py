@@ -39,6 +39,9 @@ def count(problem, completion):
 def pid(problem, completion):
     return os.getpid()
 
+def hashed(problem, completion):
+    return hash(completion) % 1000
+
 def told(problem, completion):
     return RewardResult(0.5, note=problem.id, form="box", parsed=True)
 
@@ -137,6 +140,10 @@ def test_calls_are_made_in_other_processes_that_stay(make):
     second = {one.reward for one in scores(reward_set, *["x"] * 20)}
     assert os.getpid() not in first | second
     assert len(first | second) <= 2
+
+
+def test_a_reward_is_the_same_function_in_every_worker(make):
+    assert len({one.reward for one in scores(make("hashed"), *["the same text"] * 40)}) == 1
 
 
 def test_a_result_comes_back_whole(make):
@@ -307,8 +314,8 @@ if sys.argv[2] != "idle":
             asyncio.run(score(busy, [(items[0][0], sys.argv[2])] * 2))
     threading.Thread(target=work, daemon=True).start()
     threading.Event().wait(1.0)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     sys.stdin.read()
 except KeyboardInterrupt:
     scored = asyncio.run(score(load_rewards(["worker_rewards:length"], workers="process", pool=reward_set.pool), items))
