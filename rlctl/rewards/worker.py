@@ -71,9 +71,9 @@ def _serve(socket: Connection) -> None:
         return
     _answer(socket, {"ready": True})
     while True:
-        problem, completion = pickle.loads(socket.recv_bytes())
+        number, problem, completion = pickle.loads(socket.recv_bytes())
         answer = _call(reward, problem, completion)
-        _answer(socket, answer)
+        _answer(socket, {"call": number, **answer})
         if answer.get("memory"):
             return  # Whatever filled the memory may still be referred to; the next call begins afresh.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import pickle
 import queue
@@ -35,6 +36,9 @@ from rlctl.types import Problem
 
 START_SECONDS = 120.0
 """A worker may take that long to import its reward, which may load a model; no call is running yet."""
+
+RETRY_SECONDS = 30.0
+"""A reward that could not be made in a worker is not tried again before: a batch must not wait for every failure."""
 
 LOOK_SECONDS = 0.2
 """How often a waiting slot looks whether its process still lives: a process that it forked may keep the socket open."""
@@ -116,6 +120,8 @@ class _Slot:
     def __init__(self, calls: queue.SimpleQueue[_Call | None], *, memory_bytes: int | None) -> None:
         self.calls, self.memory_bytes = calls, memory_bytes
         self.workers: dict[str, _Worker] = {}
+        self.refused: dict[str, tuple[float, Outcome]] = {}
+        self.num_calls = 0
         self.closed = False
         self.thread = threading.Thread(target=self._run, name="rlctl-reward-slot", daemon=True)
         self.thread.start()
@@ -144,7 +150,8 @@ class _Slot:
             worker = self.workers.get(name) or self._start(call.reward)
             if isinstance(worker, Outcome):
                 return worker
-            request = pickle.dumps((call.problem, call.completion))
+            self.num_calls += 1
+            request = pickle.dumps((self.num_calls, call.problem, call.completion))
             try:
                 worker.socket.send_bytes(request)
             except OSError:  # It died while it had nothing to do, so this call has not begun.
@@ -157,6 +164,8 @@ class _Slot:
     def _answered(self, call: _Call, worker: _Worker) -> Outcome:
         start = time.perf_counter()
         answer = worker.receive(call.timeout_s)
+        if not isinstance(answer, Failure) and answer.get("call") != self.num_calls:
+            answer = _GARBLED  # Not this call's: its scores must not get to another.
         if isinstance(answer, Failure):
             self._drop(call.reward.name)
             return Outcome(None, answer, time.perf_counter() - start)
@@ -165,10 +174,10 @@ class _Slot:
         return self._read(answer, call.reward)
 
     def _read(self, answer: Mapping[str, Any], reward: NamedReward) -> Outcome:
-        if "broken" in answer:
-            message, hint = answer["broken"]
-            raise RewardError(str(message), hint=str(hint))
         try:
+            if "broken" in answer:
+                message, hint = answer["broken"]
+                raise RewardError(str(message), hint=str(hint))
             seconds = float(answer["seconds"])
             if "error" in answer:
                 limit = f"; reward.worker_memory_gb = {(self.memory_bytes or 0) / 2**30:g}" if answer["memory"] else ""
@@ -180,7 +189,16 @@ class _Slot:
         return outcome_of(reward.name, result, weight=reward.weight, seconds=seconds)
 
     def _start(self, reward: NamedReward) -> _Worker | Outcome:
-        """A worker that has made its reward, or why there is none."""
+        """A worker that has made its reward, or why there is none; it is not tried again at once."""
+        since, refusal = self.refused.get(reward.name, (-math.inf, None))
+        if refusal is not None and time.monotonic() - since < RETRY_SECONDS:
+            return refusal
+        started = self._started(reward)
+        if isinstance(started, Outcome):
+            self.refused[reward.name] = (time.monotonic(), started)
+        return started
+
+    def _started(self, reward: NamedReward) -> _Worker | Outcome:
         try:
             worker = _Worker()
         except OSError as error:  # No more processes or files are allowed.
@@ -211,15 +229,15 @@ class _Worker:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={**_ENVIRONMENT, **os.environ},
-        )
-        theirs.close()
-        self.socket = Connection(ours.detach())
+        with ours, theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**_ENVIRONMENT, **os.environ},
+            )
+            self.socket = Connection(ours.detach())
 
     def receive(self, seconds: float) -> dict[str, Any] | Failure:
         """Its answer, or the failure to give one within the time."""
@@ -246,7 +264,7 @@ class _Worker:
             time.sleep(0.005)
         if end.si_code == os.CLD_EXITED:
             return f"exit status {end.si_status}"
-        name = signal.Signals(end.si_status).name
+        name = next((one.name for one in signal.Signals if one == end.si_status), f"signal {end.si_status}")
         return f"{name}, out of memory?" if name == "SIGKILL" else name
 
     def _ended(self) -> os.waitid_result | None:

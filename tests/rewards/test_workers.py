@@ -97,6 +97,10 @@ def odd(problem, completion):
         time.sleep(600)
     if what == "fork":
         os._exit(5)
+    if what == "forge":
+        from multiprocessing.connection import Connection
+        Connection(int(sys.argv[1])).send_bytes(b'{"call": 1, "result": [9.0, "", "", null], "seconds": 0}')
+        os._exit(0)
     if what == "thread":
         threading.Thread(target=lambda: (time.sleep(0.3), os._exit(7))).start()
     return 1.0
@@ -214,6 +218,25 @@ def test_a_function_that_no_worker_can_import_is_told(monkeypatch):
     ):
         scores(load_rewards(["made_here:reward"], workers="process", pool=pool), "x")
     pool.close()
+
+
+def test_an_answer_that_belongs_to_another_call_is_none(make):
+    results = scores(make("odd", size=1), "good", "good", "forge", "good")
+    assert [one.reward for one in results] == [1.0, 1.0, None, 1.0]
+    assert "something else than an answer" in results[2].failure
+
+
+def test_a_reward_that_cannot_be_made_in_workers_is_not_tried_for_every_call(folder, monkeypatch):
+    (folder / "slow_import.py").write_text(
+        "import sys, time\nif 'pytest' not in sys.modules:\n    time.sleep(1)\n    raise OSError('no licence')\n"
+        "def reward(problem, completion):\n    return 1.0\n"
+    )
+    pool = WorkerPool(2, memory_gb=1.0)
+    start = time.monotonic()
+    with pytest.raises(RewardError, match=r"in a worker: .*importing slow_import raised OSError: no licence"):
+        scores(load_rewards(["slow_import:reward"], workers="process", pool=pool), *["x"] * 100)
+    pool.close()
+    assert time.monotonic() - start < 40.0
 
 
 def test_memory_limit_is_named(make):
