@@ -23,6 +23,7 @@ from rlctl.commands.data import app as data_app
 from rlctl.commands.eval import evaluate
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
+from rlctl.commands.reward import app as reward_app
 from rlctl.commands.rewards import app as rewards_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
@@ -49,6 +50,7 @@ app.command()(plugins)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(presets_app, name="presets")
+app.add_typer(reward_app, name="reward")
 app.add_typer(rewards_app, name="rewards")
 
 

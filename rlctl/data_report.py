@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,8 @@ from rlctl.data_lint import Finding, Split, lint_problems, lint_rows
 from rlctl.data_stats import SplitStats, stats_of
 from rlctl.environments.grading import with_own_graders
 from rlctl.errors import DataError
-from rlctl.prepare import load_policy, rewards_of
+from rlctl.prepare import load_policy
+from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
 from rlctl.settings.data import MixedSourceSettings
 from rlctl.types import Problem
@@ -32,7 +34,7 @@ def find(settings: Settings, *, at_most: int) -> tuple[list[Finding], int]:
 
     Raises DataError when there is nothing to look at.
     """
-    rewards, _ = with_own_graders(rewards_of(settings), settings)
+    rewards, _ = with_own_graders(rewards_of(settings.reward), settings)
     findings: list[Finding] = []
     splits = []
     for name, split in (("train", "train"), ("eval", "eval")):
@@ -51,7 +53,8 @@ def find(settings: Settings, *, at_most: int) -> tuple[list[Finding], int]:
     if not findings and not any(split.problems for split in splits):
         raise DataError("there is not one problem to look at.", hint="loosen data.where and data.match.")
     prompt = f"{settings.data.system_prompt or ''} {settings.data.prompt_suffix}"
-    findings += lint_problems([split for split in splits if split.problems], rewards, prompt=prompt)
+    with closing(rewards):
+        findings += lint_problems([split for split in splits if split.problems], rewards, prompt=prompt)
     return findings, sum(len(split.problems) for split in splits)
 
 

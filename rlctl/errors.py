@@ -1,7 +1,7 @@
 """What can go wrong on purpose, in one place, with the exit code each ends in.
 
 RlctlError                     exit 1  every error rlctl raises on purpose
-  RewardError                  exit 1  a reward function breaks its contract, or fails on every completion
+  RewardError                  exit 1  a reward breaks its contract, fails on everything, or does not pay for golds
   ConfigError                  exit 2  a preset, file, RLCTL_ variable or option is wrong
     DataError                  exit 2  the problems cannot be read, or none is left to train on
     ModelError                 exit 2  the model cannot be found, read, or run exactly
@@ -29,7 +29,7 @@ class RlctlError(Exception):
 
 
 class RewardError(RlctlError):
-    """A reward function returned something that is not a number, or failed on every completion."""
+    """A reward function returned no number, failed on every completion, or gives gold answers less than full marks."""
 
 
 class ConfigError(RlctlError):

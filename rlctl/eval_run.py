@@ -6,6 +6,7 @@ the batches before are on disk.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ from rlctl.errors import ConfigError, DataError
 from rlctl.eval_report import Evaluation, summarise
 from rlctl.evaluation import evaluate
 from rlctl.loop import Reporter, backend_for, interruptible
-from rlctl.prepare import load_policy, rewards_of, within_length
+from rlctl.prepare import load_policy, within_length
 from rlctl.report import mean
 from rlctl.rewards import RewardSet, score
+from rlctl.rewards.loading import rewards_of
 from rlctl.rollouts import Groups, Sampler
 from rlctl.runfiles import sample_record, strict
 from rlctl.settings import Settings
@@ -48,7 +50,7 @@ def prepare(settings: Settings, *, limit: int | None) -> PreparedEvaluation:
             f"eval.n = {settings.eval.n} completions at temperature 0 would all be the same.",
             hint="add --temperature 1, or leave --n at 1.",
         )
-    rewards = rewards_of(settings)
+    rewards = rewards_of(settings.reward)
     policy = load_policy(settings)
     problems = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
     if not len(problems):
@@ -100,7 +102,10 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
             )
             return evaluation, stop.signal or 0
         finally:
-            await backend.close()
+            try:
+                await backend.close()
+            finally:
+                await asyncio.to_thread(prepared.rewards.close)
 
 
 def _write(path: Path, groups: Groups, *, model: str, task: str) -> None:

@@ -102,7 +102,10 @@ async def run(
             await run_.steps()
             return outcome
         finally:
-            await backend.close()
+            try:
+                await backend.close()
+            finally:
+                await asyncio.to_thread(prepared.rewards.close)
 
 
 @dataclass
@@ -252,7 +255,8 @@ class _Run:
     def _tell_of_failures(self, done: StepReport) -> None:
         failed = [rollout for rollout in done.rollouts if rollout.reward is None]
         if failed:
-            left_out = f"{len(failed)} completions have no reward and are left out"
+            kinds = ", ".join(f"{n} {kind}" for kind, n in report.failures_by_kind(failed).items() if n)
+            left_out = f"{len(failed)} completions have no reward and are left out ({kinds})"
             self.reporter.note(f"step {done.step}: {left_out}: {failed[0].note}")
         if len(done.groups) > 1 and all(len({r.text for r in group}) == 1 for group in done.groups):
             self.reporter.note(f"step {done.step}: the completions of each prompt are all the same text")

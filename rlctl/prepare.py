@@ -17,7 +17,9 @@ from rlctl.data_filters import overlapping
 from rlctl.environments.grading import with_own_graders
 from rlctl.errors import ConfigError, DataError, ModelError
 from rlctl.feed import Feed
-from rlctl.rewards import RewardSet, load_rewards
+from rlctl.rewards import RewardSet
+from rlctl.rewards.golds import check_golds
+from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
 from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
@@ -76,7 +78,7 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
-    rewards = rewards_of(settings)
+    rewards = rewards_of(settings.reward)
     model, tokenizer, end_token_ids, model_config = load_policy(settings)
     pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
     rewards, told = with_own_graders(rewards, settings)
@@ -86,18 +88,10 @@ def prepare(settings: Settings) -> Prepared:
     shared = _num_shared_questions(pools, eval_problems)
     if shared:
         notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
+    if settings.reward.check:
+        notes += check_golds(rewards, problems)
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
     return Prepared(settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes)
-
-
-def rewards_of(settings: Settings) -> RewardSet:
-    """The rewards that the settings name. Raises ConfigError."""
-    return load_rewards(
-        settings.reward.functions,
-        settings.reward.weights,
-        timeout_s=settings.reward.timeout_s,
-        options=settings.reward.blocks(),
-    )
 
 
 class Policy(NamedTuple):

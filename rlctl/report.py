@@ -7,10 +7,12 @@ reason beside it where there is one (`perf/mfu/actor/reason`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlctl.perf import mfu
+from rlctl.rewards.outcome import FAILURE_KINDS
 from rlctl.types import BackendInfo, Rollout, StepReport
 
 Metrics = dict[str, Any]
@@ -41,6 +43,7 @@ def _reward_metrics(report: StepReport, task: str) -> Metrics:
         "reward/mean": mean(r.reward for r in rollouts if r.reward is not None),
         **{f"reward/{name}/mean": mean(r.scores[name] for r in rollouts if name in r.scores) for name in names},
         "reward/failed": sum(r.reward is None for r in rollouts),
+        **{f"reward/failures/{kind}": count for kind, count in failures_by_kind(rollouts).items()},
         "reward/shrunk_groups": report.shrunk_groups,
         "reward/frac_zero_signal": ratio(report.zero_signal_groups, num_groups),
         "reward/solved_none": ratio(sum(share == 0 for share in solved), num_groups),
@@ -82,6 +85,12 @@ def _by_source(report: StepReport, task: str) -> Metrics:
             f"data/{source}/response_length/mean": mean(len(r.completion.token_ids) for r in rollouts),
         }
     return metrics
+
+
+def failures_by_kind(rollouts: Iterable[Rollout]) -> dict[str, int]:
+    """How many calls of rewards failed, for every kind there is."""
+    counted = Counter(kind for rollout in rollouts for kind in rollout.failures)
+    return {kind: counted[kind] for kind in FAILURE_KINDS}
 
 
 def _share_solved(group: Sequence[Rollout], task: str) -> float:

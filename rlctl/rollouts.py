@@ -69,7 +69,8 @@ class Sampler:
 
 
 def _rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str, scored: Scored) -> Rollout:
-    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, scored.failure or scored.note)
+    note = scored.failure or scored.note
+    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, note, scored.failures)
 
 
 def counted(group: Sequence[Rollout]) -> list[Rollout]:

@@ -92,6 +92,8 @@ class Rollout:
     reward: float | None
     scores: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    failures: tuple[str, ...] = ()
+    """The kind of each reward that failed: timeout, exception, crash, not_finite."""
 
 
 @dataclass(frozen=True, slots=True)

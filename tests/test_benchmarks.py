@@ -40,3 +40,8 @@ def test_two_sides_in_turns_give_a_ratio(script: str) -> None:
 def test_vllm_is_compared_or_missed_with_a_reason() -> None:
     report = last_line("vs_vllm_cpu.py", "--model", "embedded:tiny", *SIZES, "--repetitions", "1")
     assert report.get("ratio", 0) > 0 or report["skipped"] == "vllm is not installed"
+
+
+def test_grading_makes_no_wrong_verdict() -> None:
+    report = last_line("grading.py", "--answers", "4000")
+    assert (report["answers"], report["wrong_verdicts"]) == (4000, 0)

@@ -20,18 +20,25 @@ def rewards(context: typer.Context) -> None:
         for name in sorted(BUILT_IN):
             typer.echo(f"{name}: `rlctl rewards describe {name}` prints its rules")
         typer.echo("package.module:function: your own, called with (problem, completion)")
+        typer.echo("`rlctl reward check` tries the rewards of a run")
 
 
 @app.command()
 def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
-    """Grade telling examples and print the rule that each shows."""
+    """Print what a reward goes by, and grade telling examples, with the rule that each shows."""
+    import importlib
+    import inspect
+
     from rlctl.errors import ConfigError
     from rlctl.presets import did_you_mean
+    from rlctl.rewards.base import BUILT_IN
     from rlctl.rewards.examples import BY_NAME
     from rlctl.rewards.math import grade_gsm8k
 
+    if name not in BUILT_IN:
+        raise ConfigError(f"no built-in reward is called {name!r}.{did_you_mean(name, BUILT_IN)}")
     if name not in BY_NAME:
-        raise ConfigError(f"no built-in reward is called {name!r}.{did_you_mean(name, BY_NAME)}")
-    for example in BY_NAME[name]:
+        typer.echo(inspect.getdoc(importlib.import_module(BUILT_IN[name].partition(":")[0])))
+    for example in BY_NAME.get(name, ()):
         grade = grade_gsm8k(example.completion, example.gold, allow_last_number=example.allow_last_number)
         typer.echo(f"{grade.score:.0f}  gold {example.gold!r:16} {example.completion!r:28} {example.rule}")

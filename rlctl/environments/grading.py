@@ -44,6 +44,12 @@ class OwnGrader:
         completion = getattr(self.otherwise, "gold_completion", None)
         return completion(problem) if completion and "grader" not in problem.extra else None
 
+    def close(self) -> None:
+        """End what the other reward has running."""
+        close = getattr(self.otherwise, "close", None)
+        if close is not None:
+            close()
+
     def answer(self, problem: Problem, completion: str) -> Hashable | None:
         """What a majority vote counts."""
         if "grader" in problem.extra:
@@ -62,6 +68,6 @@ def with_own_graders(rewards: RewardSet, settings: Settings) -> tuple[RewardSet,
     if not own or not settings.reward.own_grader:
         return rewards, []
     first = rewards.rewards[0]
-    reward = NamedReward(NAME, OwnGrader(first.function), first.weight)
+    reward = NamedReward(NAME, OwnGrader(first.function), first.weight, ours=first.ours)
     told = f"{', '.join(own)}: graded by the package itself, as reward {NAME!r}, in place of {first.name!r}"
     return replace(rewards, rewards=(reward, *rewards.rewards[1:])), [f"{told}; reward.own_grader = false keeps that"]

@@ -14,15 +14,19 @@ import difflib
 import importlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RewardError
 from rlctl.rewards.custom import import_function, is_custom
 from rlctl.types import Problem
 
+if TYPE_CHECKING:  # the pool makes rewards by this module
+    from rlctl.rewards.workers import WorkerPool
+
 BUILT_IN: Mapping[str, str] = {
     "gsm8k": "rlctl.rewards.math:Gsm8k",
+    "math_verify": "rlctl.rewards.symbolic:MathVerify",
 }
 """Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
 
@@ -72,6 +76,8 @@ class NamedReward:
     weight: float = 1.0
     runs: Place = "thread"
     options: Mapping[str, Any] = field(default_factory=dict)
+    ours: bool = False
+    """Whether rlctl made it, and so may close it."""
 
     @property
     def inline(self) -> bool:
@@ -92,13 +98,36 @@ class RewardSet:
 
     rewards: tuple[NamedReward, ...]
     timeout_s: float
+    pool: WorkerPool | None = None
+    """Worker processes for calls that are to run in one; without it they run in threads."""
 
     def gold_complaint(self, problem: Problem) -> str | None:
         """Why a reward could never be earned on this problem; None when all can."""
         for reward in self.rewards:
-            if reward.gold_complaint and (complaint := reward.gold_complaint(problem)):
+            if complaint := _complaint_of(reward, problem):
                 return complaint
         return None
+
+    def close(self) -> None:
+        """End what the rewards have running. A later call starts it anew."""
+        if self.pool is not None:
+            self.pool.close()
+        for reward in self.rewards:
+            close = getattr(reward.function, "close", None)
+            if close is not None and reward.ours:
+                close()
+
+
+def _complaint_of(reward: NamedReward, problem: Problem) -> str | None:
+    if reward.gold_complaint is None:
+        return None
+    try:
+        return reward.gold_complaint(problem)
+    # A custom reward's may raise anything; a fault of its own is told as one, with the problem it met.
+    except Exception as error:
+        raise RewardError(
+            f"reward {reward.name}: gold_complaint of {problem.id} raised {type(error).__name__}: {error}."
+        ) from error
 
 
 def load_rewards(
@@ -107,10 +136,13 @@ def load_rewards(
     *,
     timeout_s: float = 10.0,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    workers: Literal["thread", "process"] = "thread",
+    pool: WorkerPool | None = None,
 ) -> RewardSet:
     """The rewards of those names, each weighed 1 without `weights`.
 
-    `options` are a built-in's own settings, by its name: `{"gsm8k": {"allow_last_number": True}}`.
+    `options` are a built-in's own settings, by its name: `{"gsm8k": {"allow_last_number": True}}`; `workers` is where
+    rewards run that have no place of their own.
     Raises ConfigError that lists every name that cannot be used.
     """
     weights = [1.0] * len(names) if weights is None else weights
@@ -118,12 +150,13 @@ def load_rewards(
     rewards = []
     for name, weight in zip(names, weights, strict=False):
         try:
-            rewards.append(load_reward(name, weight=weight, options=(options or {}).get(name, {})))
+            reward = load_reward(name, weight=weight, options=(options or {}).get(name, {}))
+            rewards.append(replace(reward, runs=workers) if reward.runs == "workers" else reward)
         except ConfigError as error:
             complaints.append(" ".join(filter(None, (error.message, error.hint))))
     if complaints:
         raise ConfigError("\n".join(complaints), hint=f"a reward is {_known()} or package.module:function.")
-    return RewardSet(tuple(rewards), timeout_s)
+    return RewardSet(tuple(rewards), timeout_s, pool)
 
 
 def load_reward(name: str, *, weight: float = 1.0, options: Mapping[str, Any]) -> NamedReward:
@@ -131,10 +164,10 @@ def load_reward(name: str, *, weight: float = 1.0, options: Mapping[str, Any]) -
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         built_in: BuiltIn = getattr(importlib.import_module(module), attribute)(**options)
-        return NamedReward(name, built_in, weight, built_in.runs, options)
+        return NamedReward(name, built_in, weight, built_in.runs, options, ours=True)
     if not is_custom(name):
-        nearest = difflib.get_close_matches(name, sorted(BUILT_IN), n=1, cutoff=0.0)
-        raise ConfigError(f"reward {name!r} is unknown; the nearest is {nearest[0]!r}.")
+        nearest = difflib.get_close_matches(name, sorted(BUILT_IN), n=1, cutoff=0.5)
+        raise ConfigError(f"reward {name!r} is unknown" + (f"; the nearest is {nearest[0]!r}." if nearest else "."))
     return NamedReward(name, import_function(name), weight, "workers")
 
 

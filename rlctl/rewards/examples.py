@@ -30,11 +30,17 @@ GSM8K = (
     Example("#### 6400 dollars", "6400", 1.0, "a unit may follow"),
     Example("#### 8.40%", "8.4", 1.0, "a percent sign is ignored"),
     Example("#### 0.084", "8.4%", 0.0, "and never divides by 100"),
+    Example(r"\boxed{-\frac{3}{4}}", "-0.75", 1.0, "fractions, in LaTeX too"),
+    Example("#### 2 1/2 cups", "2.5", 1.0, "mixed numbers"),
+    Example(r"\boxed{3 \times 10^{6}}", "3000000", 1.0, "powers of ten"),
+    Example("<think>#### 7</think> #### 8", "7", 0.0, "what is thought is no answer"),
+    Example("<think> #### 7", "7", 0.0, "nor what is thought to the end"),
     Example("#### \u22125", "-5", 1.0, "typographic minus signs and dashes"),
     Example("#### 4.6e1", "46", 1.0, "scientific notation"),
     Example("#### 46.001", "46", 0.0, "compared exactly"),
     Example("#### 12", "2", 0.0, "as numbers, not as text"),
     Example("#### [3.5,41.25]", "[3.5, 41.25]", 1.0, "lists member by member"),
+    Example(r"\boxed{7\sqrt{2}}", "7", 0.0, "a multiple of a root is another number"),
     Example("#### 58*", "58", 0.0, "unfinished arithmetic is no number"),
 )
 

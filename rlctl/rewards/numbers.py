@@ -1,11 +1,11 @@
 """Read a number out of text, exactly: what counts as one, and when two are the same.
 
-  - thousands separators in groups of three (`6,400`, `6{,}400`, `6\\,400`, a no-break space); `6,40` and `1,2,3`
-    are lists of numbers, never 640 or 123; `[3.5, 41.25]` is a list too;
-  - decimals and exponents (`46.`, `.5`, `4.6e1`), fractions (`1/2`, `\\frac{1}{2}`, `2 1/2`), a sign, leading zeros;
-  - U+2212 and U+2013 are minus signs, full-width digits are digits; superscripts are not;
-  - currency signs, percent signs and units are ignored: `$46.00`, `46%` and `46 books` are all 46;
-  - what goes on as arithmetic (`58*`, `3 + 4`, `5-6`, `12:30`) is not a number.
+  - thousands separators in groups of three (`6,400`, `6{,}400`, `6\\,400`, `6'400`, a no-break space; at the start of
+    an answer a plain space too); `6,40` and `1,2,3` are lists of numbers, never 640 or 123; so is `[3.5, 41.25]`;
+  - decimals and exponents (`46.`, `.5`, `4.6e1`, `4.6 \\times 10^{1}`), fractions (`1/2`, `\\frac{1}{2}`, `2 1/2`), a
+    sign, leading zeros; other spellings of these are in `spelling.py`;
+  - currency, percent signs and units are ignored: `$46.00`, `USD 46`, `46%` and `46 books` are all 46;
+  - what goes on as arithmetic (`58*`, `3 + 4`, `5-6`, `12:30`, `7\\sqrt{2}`) is not a number.
 
 Nothing here raises on any text, and time is linear: only `WINDOW_CHARS` characters are parsed.
 """
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rlctl.rewards.spelling import OTHER_DIGITS, THIN, is_latex, plain
+
 Numbers = tuple[Fraction, ...]
 """What an answer says: one number, or the members of a list."""
 
@@ -26,11 +28,18 @@ MAX_NUMBER_CHARS = 1000
 WINDOW_CHARS = 2 * MAX_NUMBER_CHARS
 """Text looked at around a number. Twice a number, so that none is cut: `_plain` shortens one by a third at most."""
 
+GLANCE_CHARS = 48
+"""Text looked at first before a last number: enough for most, and much quicker than `WINDOW_CHARS`."""
+
 MAX_EXPONENT = 1000
 """Largest power of ten that is read: 1e999999999 would fill the memory."""
 
 RELATIVE_TOLERANCE = Fraction(1, 10**12)
 """Forgives the last digits of a double (about 1e-16 an operation), and nothing a person would write differently."""
+
+
+NOISY = 10**15
+"""A numerator or denominator of that size has the 16 or 17 digits of a printed double; shorter numbers are meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +51,70 @@ class Leading:
 
 
 def same_number(one: Fraction, other: Fraction) -> bool:
-    """Equal; or, unless both are whole, equal to 12 digits (0.30000000000000004 is 0.3, 46.001 is not 46)."""
+    """Equal; or one is a double's printed noise of the other (0.30000000000000004 is 0.3, 46.001 is not 46)."""
     if one == other:
         return True
-    if one.denominator == other.denominator == 1:
+    if one.denominator == other.denominator == 1 or max(map(_size, (one, other))) < NOISY:
         return False
     return abs(one - other) <= RELATIVE_TOLERANCE * max(abs(one), abs(other))
 
 
+def _size(number: Fraction) -> int:
+    return max(abs(number.numerator), number.denominator)
+
+
 def read_leading(text: str) -> Leading | None:
     """The number or `[list]` the text starts with, after at most a currency sign, markup or a short label."""
-    text = _plain(text[:WINDOW_CHARS])
+    text = plain(text[:WINDOW_CHARS])
     lead = _LEAD.match(text)
-    start = lead.end() if lead else 0
-    if text.startswith("[", start):
-        inside, closed, rest = text[start + 1 :].partition("]")
+    # Cut off, not only passed over: the sign of `\\text{Total: }-7` must not see the brace before it.
+    text = _tight_sign(text[lead.end() :] if lead else text)
+    if text.startswith("["):
+        inside, closed, rest = text[1:].partition("]")
         members = _list_members(inside) if closed else None
         return Leading(members, rest) if members else None
-    found = _NUMBER.match(text, start)
+    spaced = _SPACED_THOUSANDS.match(text)
+    if spaced:
+        text = spaced[0].replace(" ", THIN) + text[spaced.end() :]
+    found = _NUMBER.match(text)
     if found is None or found.end() > MAX_NUMBER_CHARS or _goes_on(found):
         return None
     numbers = _value(found)
     return Leading(numbers, text[found.end() :]) if numbers else None
 
 
+def _tight_sign(text: str) -> str:
+    """`- 5` and `minus 5` as `-5`: in front of an answer a sign is no operation."""
+    loose = _LOOSE_SIGN.match(text)
+    return (loose["sign"] or "-") + text[loose.end() :] if loose else text
+
+
 def read_last(text: str) -> Numbers | None:
     """The last number in the text, or the `[list]` it closes; None too when arithmetic follows it."""
-    last = max(text.rfind(digit) for digit in _DIGITS)
-    window = _plain(text[max(0, last - WINDOW_CHARS) : last + 100])
-    found = None
-    for candidate in _NUMBER.finditer(window):
-        found = candidate
+    last = max(text.rfind(digit) for digit in (_DIGITS if text.isascii() else _ALL_DIGITS))
+    window, found = _last_match(text, last, before=GLANCE_CHARS)
+    if found is None or not _stands_alone(window[: found.start()]) or "]" in window[found.end() :]:
+        window, found = _last_match(text, last, before=WINDOW_CHARS)
     if found is None or _goes_on(found):
         return None
     _, opened, inside = window[: found.end()].rpartition("[")
     if opened and window[found.end() :].lstrip(" %").startswith("]") and (members := _list_members(inside)):
         return members
     return _value(found)
+
+
+def _last_match(text: str, last: int, *, before: int) -> tuple[str, re.Match[str] | None]:
+    """A window around the last digit, and the last number in it."""
+    window = plain(text[max(0, last - before) : last + 100])
+    found = None
+    for candidate in _NUMBER.finditer(window):
+        found = candidate
+    return window, found
+
+
+def _stands_alone(before: str) -> bool:
+    """Whether no number and no LaTeX reaches from the start of a short window into what follows: words are between."""
+    return _WORDS.search(before) is not None and not is_latex(before)
 
 
 def show(numbers: Sequence[Fraction]) -> str:
@@ -100,44 +136,42 @@ def _show_broken(number: Fraction) -> str:
         return str(number)
 
 
-_DIGITS = "0123456789" + "".join(map(chr, range(0xFF10, 0xFF1A)))
+_DIGITS = "0123456789"
+_ALL_DIGITS = _DIGITS + "".join(OTHER_DIGITS)
 
-_THIN = "\u00a0"
-"""Stands for every space that separates thousands: no-break, narrow no-break, thin, figure, and LaTeX's `\\,`."""
-
-_SPELLINGS: dict[str, str] = {
-    **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-    **dict.fromkeys("\u202f\u2009\u2007", _THIN),
-    **dict.fromkeys("\u2212\u2013\uff0d\ufe63", "-"),
-    **dict(zip("\uff0b\uff0c\uff0e\uff04\uff05\uff1a\uff0f\u3000", "+,.$%:/ ", strict=True)),
-}
-_TRANSLATION = str.maketrans(_SPELLINGS)
-
-_CURRENCY = r"\\?[$\u20ac\u00a3\u00a5\u20b9]"
-_RUN = rf"(?:[0-9]+(?:[.,{_THIN}][0-9]+)*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_SYMBOL = r"\\?[$\u00a2-\u00a5\u0e3f\u20a0-\u20c0]"
+_CURRENCY = (
+    rf"(?:(?:US|CA|AU|NZ|HK|SG|NT|[ACRS])?{_SYMBOL}"
+    r"|(?:USD|EUR|GBP|INR|JPY|CNY|RMB|CAD|AUD|CHF|Rs\.?)(?=[ \\0-9.+-])"
+    r"|\\(?:pounds|euro|yen|textdollar)(?:\{\})?(?![A-Za-z]))"
+)
+_RUN = rf"(?:[0-9]+(?:[.,_'{THIN}][0-9]+)*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _NUMBER = re.compile(
     # A sign after a digit, letter or closing bracket is an operation or a hyphen, not a sign.
-    rf"(?P<sign>(?<![0-9A-Za-z)\]}}%])[-+])?(?:{_CURRENCY})?"
-    rf"(?:(?P<whole>[0-9]{{1,3}}) (?=[0-9]{{1,3}}/[0-9]))?(?P<over>{_RUN}(?:/{_RUN})*)"
+    rf"(?P<sign>(?<![0-9A-Za-z)\]}}%])[-+])?(?:{_CURRENCY} ?)?"
+    rf"(?:(?P<whole>[0-9]{{1,9}}) (?=[0-9]{{1,3}} ?/ ?[0-9]))?(?P<over>{_RUN}(?: ?/ ?{_RUN})*)"
 )
 _UNFINISHED = re.compile(
-    r" *(?:[+^\u00d7\u00f7]|\\times|\\cdot|\\div|(?P<star>\*)(?!\*)|[-/:] *[0-9.$]|[-/=] *(?:\n|\Z))"
+    r" *(?:[+^\u00d7\u00f7\u00b1\u221a\u03c0]|\\(?:times|cdot|div|pm|mp|sqrt|pi|[dtc]?frac|over|binom)(?![a-z])"
+    r"|(?P<star>\*)(?!\*)|[-/:] *[-+(]? *(?:[0-9$]|\.[0-9])|[-/] *\\(?:[dtc]?frac|sqrt|pi)(?![a-z])|[-/=] *(?:\n|\Z))"
 )
-_MARKUP = rf"(?:[\s*_`\"'(~\u2248{{}}]|\\[(\[]|{_CURRENCY}|\\(?:text|textbf|mathbf|mathrm)\{{)*"
-_LEAD = re.compile(rf"{_MARKUP}(?:[A-Za-z][A-Za-z ]{{0,40}}(?:[:=]|is ){_MARKUP})?")
+_MARKUP = (
+    rf"(?:[\s*_`\"'(~\u2248{{}}\u201c]|\\[({{\[,;: ]|{_CURRENCY}|\\(?:(?:text|math)[a-z]*|mbox|fbox|boxed)\{{"
+    r"|</?[A-Za-z]{1,10}>)*"
+)
+_LEAD = re.compile(
+    rf"{_MARKUP}(?:(?:\\?[A-Za-z][A-Za-z ]{{0,40}}\}}? ?(?:[:=\u2248]|\\approx|is )|[:=]){_MARKUP})?"
+    rf"(?:(?:about|approximately|roughly|around|exactly|only|\\approx) {_MARKUP})?",
+    re.IGNORECASE,
+)
+_LOOSE_SIGN = re.compile(
+    rf"(?:(?P<sign>[-+])(?:\s|\\[,;: ]|[({{])+|(?:minus|negative) +)(?=(?:{_CURRENCY} ?)?[0-9.])", re.IGNORECASE
+)
+_WORDS = re.compile(r"[a-df-z][a-z ]*\s|\n")
+_SPACED_THOUSANDS = re.compile(r"[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})+(?! ?[0-9/]|,[0-9])")
 _PLAIN_NUMBER = re.compile(r"[0-9]*(?:\.[0-9]+)?")
-_GROUPED_NUMBER = re.compile(rf"[1-9][0-9]{{0,2}}([,{_THIN}])[0-9]{{3}}(?:\1[0-9]{{3}})*(?:\.[0-9]+)?")
-
-
-def _plain(text: str) -> str:
-    """The text with one spelling for each digit, sign, separator and fraction."""
-    text = text.translate(_TRANSLATION)
-    if "\\" not in text and "{" not in text:
-        return text
-    text = re.sub(r"(?<=[0-9])(?:\{,\}|,\\!)(?=[0-9])", ",", text)
-    text = re.sub(r"(?<=[0-9])\\,(?=[0-9])", _THIN, text)
-    text = re.sub(r"(?<=[0-9]) ?(?=\\[dt]?frac\{)", " ", text)
-    return re.sub(r"\\[dt]?frac\{([0-9.,]+)\}\{([0-9.,]+)\}", r"\1/\2", text)
+_GROUPED_NUMBER = re.compile(rf"[1-9][0-9]{{0,2}}([,_'{THIN}])[0-9]{{3}}(?:\1[0-9]{{3}})*(?:\.[0-9]+)?")
+_SEPARATORS = str.maketrans("", "", f",_'{THIN}")
 
 
 def _goes_on(found: re.Match[str]) -> bool:
@@ -152,7 +186,7 @@ def _value(found: re.Match[str]) -> Numbers | None:
     """A matched number's value; several for a run of commas that are no thousands separators."""
     if len(found[0]) > MAX_NUMBER_CHARS:
         return None
-    parts = found["over"].split("/")
+    parts = [part.strip(" ") for part in found["over"].split("/")]
     negative = found["sign"] == "-"
     if len(parts) == 1 and (members := _run_members(parts[0])):
         return (-members[0] if negative else members[0], *members[1:])
@@ -198,7 +232,7 @@ def _decimal(run: str) -> Fraction | None:
     mantissa, _, exponent = run.lower().partition("e")
     if not (_PLAIN_NUMBER.fullmatch(mantissa) or _GROUPED_NUMBER.fullmatch(mantissa)):
         return None
-    value = Fraction(mantissa.replace(",", "").replace(_THIN, ""))
+    value = Fraction(mantissa.translate(_SEPARATORS))
     digits = exponent.lstrip("+-0")
     if not digits:
         return value

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from rlctl.settings.block import Block
+from rlctl.settings.block import Block, Count
 
 
 class Gsm8kRewardSettings(Block):
     allow_last_number: bool = False
     """Accept the last number of a completion that has neither `#### N` nor a box."""
+
+
+class MathVerifyRewardSettings(Block):
+    allow_unmarked: bool = False
+    """Let math-verify look for the answer of a completion that has neither `#### ANSWER` nor a box."""
 
 
 class RewardSettings(Block):
@@ -24,7 +29,18 @@ class RewardSettings(Block):
     own_grader: bool = True
     """Let a source that brings its own grader (`reasoning-gym:`, `verifiers:`) grade its problems, in place of the
     first function."""
+    workers: Literal["process", "thread"] = "process"
+    """Where custom sync rewards run: worker processes, which are replaced when a call hangs, crashes or eats memory,
+    and each import the reward anew; or threads of this process, which share its memory, but cannot be ended. Async
+    rewards run on an event loop in this process."""
+    num_workers: Count | None = None
+    """Worker processes; null is one a core, at most 8. A reward that holds a model is loaded once a worker."""
+    worker_memory_gb: PositiveFloat | None = 4.0
+    """Memory that one worker process may allocate, in GiB; null sets no limit."""
+    check: bool = True
+    """Score gold answers before the first step, and stop when one does not get full marks."""
     gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
+    math_verify: MathVerifyRewardSettings = MathVerifyRewardSettings()
 
     @model_validator(mode="after")
     def one_weight_a_function(self) -> RewardSettings:
