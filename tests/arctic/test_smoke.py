@@ -15,7 +15,6 @@ import pytest
 
 from rlctl import config, loop, verdict
 from rlctl.backends.arctic.backend import ArcticBackend
-from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.base import Backend
 from rlctl.backends.local.backend import LocalBackend
 from rlctl.backends.local.settings import LocalSettings
@@ -52,7 +51,7 @@ class Beside(Backend[Any]):
         theirs = await self.local.forward_backward(rows, **kwargs)
         self.pairs.append(("loss", mine.loss, theirs.loss))
         self.pairs.append(("entropy", mine.entropy_sum / mine.tokens, theirs.entropy_sum / theirs.tokens))
-        self.pairs.append(("flops", mine.flops, theirs.flops))
+        assert mine.flops > theirs.flops  # the platform computes a prompt anew for each of its completions
         return mine
 
     async def optim_step(self, lr: float) -> Any:
@@ -88,7 +87,8 @@ class Quiet:
 
 SMOKE = {
     "trainer.old_log_probs": "always", "trainer.train_batch_size": 4, "trainer.mini_batch_size": 2, "rollout.n": 4,
-    "rollout.max_response_length": 24, "rollout.temperature": 1.3, "data.eval_size": 8, "algorithm.kl_coef": 0.01, "trainer.steps": 6,
+    "rollout.max_response_length": 24, "rollout.temperature": 1.3, "data.eval_size": 8,
+    "algorithm.kl_coef": 0.01, "trainer.steps": 6,
     "reward.functions": ["tests.arctic.test_smoke:letters"],
 }  # fmt: skip
 
@@ -135,6 +135,8 @@ def _must_agree(pairs: list[tuple[str, Any, Any]]) -> None:
             np.testing.assert_allclose(mine, theirs, rtol=2**-7, atol=5e-3)
         elif what == "loss":
             assert mine == pytest.approx(theirs, abs=0.02)
+        elif what == "entropy":  # before the step's first update, where the local one is of the update itself
+            assert mine == pytest.approx(theirs, rel=0.2)
         else:
             assert mine == pytest.approx(theirs, rel=0.05), what
 

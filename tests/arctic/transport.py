@@ -36,7 +36,7 @@ class Session:
 
     def request(self, method: str, path: str, *, params: Any = None, body: Any = None, octets: bytes | None = None):
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(*self.address, timeout=120)
+            self._connection = http.client.HTTPConnection(*self.address, timeout=600)
         query = f"?{urlencode(params)}" if params else ""
         content, kind = (octets, "application/octet-stream") if octets is not None else (None, "application/json")
         if octets is None and body is not None:

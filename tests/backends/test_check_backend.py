@@ -91,7 +91,7 @@ def test_client_with_findings_exits_1_with_each_finding_on_a_line(run):
 
 def test_table_fits_80_columns_without_colour_or_cut_words(run):
     done = run("check-backend", "toy", "--client", "mine:Client", mine=CLIENT)
-    table = done.stdout.partition("method")[2].splitlines()[1:5]
+    table = done.stdout.partition("method ")[2].splitlines()[1:5]
     assert all(len(line.rstrip()) <= 80 for line in table)
     assert "\x1b" not in done.stdout
     assert "…" not in done.stdout
@@ -109,6 +109,9 @@ def test_json_is_the_report(run):
         "call": "awaited",
         "findings": [],
         "note": "",
+        "signature": "(prompts, *, n=1)",
+        "reply": [],
+        "versions": "",
     }
     assert step["found"] == "sync"
     assert step["findings"] == [{"text": "is sync, where async is expected", "stops": False}]
@@ -155,21 +158,21 @@ class ArcticRLHTTPClient:
 """
 
 
-def test_arctic_is_read_from_source_and_has_no_adapter(run, tmp_path):
+def test_arctic_is_read_from_source_where_it_cannot_be_imported(run, tmp_path):
     package = tmp_path / "plugins" / "arctic_platform" / "rl"
     package.mkdir(parents=True)
     (package / "http_client.py").write_text(ARCTIC)
     done = run("check-backend", "arctic", "--format", "json")
     report = json.loads(done.stdout)
-    found = {method["name"]: method["found"] for method in report["parts"][0]["methods"]}
+    adapter, client = report["parts"]
+    found = {method["name"]: method["found"] for method in client["methods"]}
     assert done.returncode == 1
-    assert report["parts"][0]["read"] == f"read from source: {package / 'http_client.py'}"
+    assert (adapter["part"], client["name"]) == ("backend", "legacy-http")
+    assert client["read"] == f"read from source: {package / 'http_client.py'}"
+    assert client["package"]["version"] == "unknown"
     assert {name for name, style in found.items() if style != "async"} == {"shutdown"}
     assert found["shutdown"] == "sync"
-    assert [text.partition(":")[0] for text in report["stopping"]] == [
-        "rlctl has no adapter for 'arctic' yet in this version",
-        "the client cannot be imported here",
-    ]
+    assert [text.partition(":")[0] for text in report["stopping"]] == ["the client cannot be imported here"]
 
 
 def test_arctic_that_is_not_installed_names_its_extra(run):

@@ -32,18 +32,25 @@ class ClientThread:
         """After an error 500 the server closes the connection, which the client only notices at its next call."""
 
     async def connect(self, build: Callable[[], object]) -> None:
-        """Make the client in the thread, however long that takes. What its constructor raises is BackendError."""
+        """Make the client, however long that takes. What its constructor raises is BackendError."""
+        self._connecting = asyncio.run_coroutine_threadsafe(self._made(build), self._running_loop())
+        # Shielded: a constructor cannot be interrupted, and whoever closes must get hold of what it made.
+        await asyncio.shield(asyncio.wrap_future(self._connecting))
 
-        async def make() -> None:
+    async def _made(self, build: Callable[[], object]) -> None:
+        """A constructor that blocks may run a loop of its own, so it gets a thread without one; if it asks for the
+        running loop instead, as aiohttp's sessions do, it is called on this one."""
+        try:
             try:
+                self.client = await asyncio.to_thread(build)
+            except RuntimeError as error:
+                if "no running event loop" not in str(error):
+                    raise
                 self.client = build()
-            except RlctlError:
-                raise
-            except Exception as error:  # foreign code may raise what it likes
-                raise told("starting its jobs", error) from error
-
-        self._connecting = asyncio.run_coroutine_threadsafe(make(), self._running_loop())
-        await asyncio.wrap_future(self._connecting)
+        except RlctlError:
+            raise
+        except Exception as error:  # foreign code may raise what it likes
+            raise told("client", error) from error
 
     async def call(self, method: str, /, *args: object, **kwargs: object) -> Any:
         """The result of a method of the client. Raises BackendError when it fails, or takes too long."""

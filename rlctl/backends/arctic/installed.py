@@ -7,11 +7,11 @@ development version is told apart by its unified client (`client/client.py`) and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
 from rlctl.backends.arctic.settings import ArcticSettings
+from rlctl.backends.probe.packages import package_of
 from rlctl.backends.probe.source import find_spec
 from rlctl.errors import BackendUnavailable
 
@@ -47,22 +47,14 @@ def find_release() -> Release:
     """The installed release. Raises BackendUnavailable when there is none."""
     spec = find_spec("arctic_platform")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    package = package_of("arctic_platform", distributed_as="arctic-platform")
     for folder in folders:
         if (folder / "rl" / "http_client.py").is_file() or (folder / "client" / "client.py").is_file():
             return Release(
                 folder,
-                version_of(folder),
+                package.version if package else "unknown",
                 has_unified=(folder / "client" / "client.py").is_file(),
                 has_safe_codec=(folder / "wire.py").is_file(),
             )
     found = f"; {', '.join(map(str, folders))} holds no client of it" if folders else ""
     raise BackendUnavailable(f"Backend 'arctic' needs arctic_platform, which is not installed{found}.", hint=INSTALL)
-
-
-def version_of(folder: Path) -> str:
-    """The version of the distribution that these files belong to, "unknown" where another one shadows it."""
-    try:
-        found = distribution("arctic-platform")
-    except PackageNotFoundError:
-        return "unknown"
-    return found.version if Path(str(found.locate_file("arctic_platform"))).resolve() == folder.resolve() else "unknown"
