@@ -17,12 +17,10 @@ from tests.arctic.platform import Platform
 from tests.arctic.server import Server
 from tests.backends.test_contract import LOSS, num_tokens, run, sampled
 
-# release of the server, stand-in package, settings that choose the client
+# Release of the server, stand-in package, settings that choose the client; the other two run in test_smoke.py.
 CLIENTS = {
-    "unified": ("head", "head", {"client": "unified"}),
     "unified-blocking": ("head", "head", {"client": "unified", "blocking_calls": True}),
     "legacy-head": ("head", "head", {"client": "legacy", "destroy_foreign_jobs": True}),
-    "legacy-0.1.2": ("0.1.2", "v012", {"destroy_foreign_jobs": True}),
 }
 
 

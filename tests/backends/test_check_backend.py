@@ -225,3 +225,38 @@ def test_check_of_the_local_backend_does_not_import_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_lock_is_written_holds_and_exits_3_on_drift(run):
+    written = run("check-backend", "toy", "--client", "mine:Client", "--write-lock", "toy.lock", mine=CLIENT)
+    assert written.returncode == 0
+    held = run("check-backend", "toy", "--client", "mine:Client", "--lock", "toy.lock", mine=CLIENT)
+    assert held.returncode == 0
+    changed = CLIENT.replace("def step(self)", "async def step(self, lr=None)")
+    drifted = run("check-backend", "toy", "--client", "mine:Client", "--lock", "toy.lock", mine=changed)
+    assert drifted.returncode == 3
+    assert "differs from the lock: client mine:Client: step: style was sync, is async" in drifted.stdout
+    assert run("check-backend", "toy", "--client", "mine:Client", "--lock", "none", mine=CLIENT).returncode == 2
+
+
+def test_markdown_is_a_table_with_parameters(run):
+    done = run("check-backend", "toy", "--client", "mine:Client", "--format", "markdown", mine=CLIENT)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "### toy client: mine:Client (class)"
+    assert "| method | expected | found | called | parameters |" in lines
+    assert "| generate | async | async | awaited | (prompts, *, n=1) |" in lines
+    assert "- style changed: step" in lines
+
+
+@pytest.mark.parametrize("arguments", [["--live", "--client", "mine:Client"], ["--set", "trainer.lr=1"]])
+def test_options_that_do_not_go_together_exit_2(run, arguments):
+    assert run("check-backend", "toy", *arguments, mine=CLIENT).returncode == 2
+
+
+@pytest.mark.slow
+def test_live_puts_the_local_backend_through_its_verbs(run):
+    done = run("check-backend", "local", "--live", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    trial = json.loads(done.stdout)["trial"]
+    assert {check["outcome"] for check in trial["checks"]} == {"ok"}
+    assert len(trial["checks"]) == 9
