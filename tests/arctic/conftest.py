@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tests.arctic.platform import Platform
 from tests.arctic.server import Server
 from tests.backends.test_contract import JOB
 
+ROOT = Path(__file__).parents[2]
 STANDINS = Path(__file__).parent / "standins"
 
 
@@ -32,6 +34,20 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]
 
     yield install
     forget_platform()
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the platform's published package; a CI without it fails, a developer's machine skips."""
+    site = ROOT / ".venv" / "published"
+    if not (site / "arctic_platform").is_dir():
+        how = f"pip install --no-deps --target {site} arctic-platform==0.1.2"
+        if os.environ.get("CI"):
+            pytest.fail(f"the published client is missing; .ci/run should have done: {how}")
+        pytest.skip(f"needs the published client: {how}")
+    forget_platform()
+    monkeypatch.syspath_prepend(str(site))
+    return site / "arctic_platform"
 
 
 @pytest.fixture

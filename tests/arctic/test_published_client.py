@@ -24,7 +24,6 @@ from tests.arctic import server as servers
 from tests.arctic.conftest import forget_platform
 from tests.arctic.platform import Platform
 from tests.arctic.server import Server
-from tests.arctic.test_check_backend import published
 from tests.backends.test_contract import LOSS, num_tokens, run, sampled
 
 
@@ -35,14 +34,13 @@ def stub(name: str, **names: Any) -> None:
 
 
 @pytest.fixture
-def real_client() -> Iterator[None]:
+def real_client(published: Path) -> Iterator[None]:
     """Makes `arctic_platform.rl.http_client` importable."""
-    folder = published()
     for library in ("aiohttp", "requests"):
         pytest.importorskip(library)
     forget_platform()
-    for package in ("arctic_platform", "arctic_platform.rl", "arctic_platform.rl.utils"):
-        stub(package, __path__=[str(folder.parent / package.replace(".", "/"))])
+    for package in ("arctic_platform.rl", "arctic_platform.rl.utils"):
+        stub(package, __path__=[str(published.parent / package.replace(".", "/"))])
     stub("arctic_platform.rl.http_server", ArcticRLHTTPServerState=object)
     stub("arctic_platform.rl.ray_cluster", primary_ip=lambda: "127.0.0.1")
 
