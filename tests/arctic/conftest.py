@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +31,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]
 
     def install(release: str) -> None:
         forget_platform()
-        monkeypatch.syspath_prepend(str(STANDINS / release))
+        # A package with an __init__.py wins over one without, wherever it stands on the path.
+        others = [path for path in sys.path if not path.startswith(str(STANDINS))]
+        monkeypatch.setattr(sys, "path", [str(STANDINS / release), *others])
+        importlib.invalidate_caches()
 
     yield install
     forget_platform()

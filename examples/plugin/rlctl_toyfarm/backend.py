@@ -66,7 +66,7 @@ class ToyFarmBackend(Backend[ToyFarmSettings]):
 
     async def start(self) -> BackendInfo:
         vocab_size = int(await asyncio.to_thread(self._vocab_size))
-        url = self.settings.url or await asyncio.to_thread(self._start_server)
+        url = self.settings.url if self.settings.url else await asyncio.to_thread(self._start_server)
         self._client = FarmClient(url, timeout_s=self.settings.request_timeout_s)
         await self._call("create", vocab_size=vocab_size)
         return BackendInfo(

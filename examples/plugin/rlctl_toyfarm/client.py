@@ -29,19 +29,19 @@ class FarmClient:
     async def score(self, completions: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
         return await asyncio.to_thread(self._post, "score", completions=completions, temperature=temperature)
 
-    def gradient(self, rows: list[dict[str, Any]], temperature: float, clip: tuple[float, ...]) -> dict[str, Any]:
+    def gradient(self, rows: list[dict[str, Any]], temperature: float, clip: tuple[float, ...]) -> Any:
         return self._post("gradient", rows=rows, temperature=temperature, clip=clip)
 
-    def step(self, lr: float, max_norm: float) -> dict[str, Any]:
+    def step(self, lr: float, max_norm: float) -> Any:
         return self._post("step", lr=lr, max_norm=max_norm)
 
     async def publish(self) -> dict[str, Any]:
         return await asyncio.to_thread(self._post, "publish")
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> Any:
         return self._post("save")
 
-    def load(self, state: dict[str, Any]) -> dict[str, Any]:
+    def load(self, state: dict[str, Any]) -> Any:
         return self._post("load", state=state)
 
     def close(self) -> None:

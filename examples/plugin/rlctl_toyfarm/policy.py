@@ -85,4 +85,5 @@ class Policy:
 def log_softmax(theta_V: Table, temperature: float) -> Table:
     scaled_V = theta_V / temperature
     scaled_V -= scaled_V.max()
-    return scaled_V - np.log(np.exp(scaled_V).sum())
+    logp_V: Table = scaled_V - np.log(np.exp(scaled_V).sum())
+    return logp_V
