@@ -22,6 +22,7 @@ CLIENTS = {
     "unified-blocking": ("head", "head", {"client": "unified", "blocking_calls": True}),
     "legacy-head": ("head", "head", {"client": "legacy", "destroy_foreign_jobs": True}),
 }
+ZORRO = {"zorro_train": True, "training_gpus": 2, "seeded_sampling": True, "sleep_training": True}
 
 
 @pytest.fixture(params=CLIENTS)
@@ -64,3 +65,29 @@ def test_every_client_trains_as_the_local_engine_does(arctic: Any, arctic_job: A
     assert stats.entropy_sum == pytest.approx(expected.entropy_sum, rel=2**-7)
     assert step.grad_norm == pytest.approx(expected_step.grad_norm, rel=0.02)
     asyncio.run(arctic().close())
+
+
+@pytest.mark.parametrize("arctic", ["unified-blocking"], indirect=True)
+def test_shared_prompts_two_ranks_and_a_trainer_that_sleeps(arctic: Any, platform: Platform) -> None:
+    platform.training_gpus = 2
+
+    async def work(backend: Any) -> Any:
+        rows = (await sampled(backend, 1, 2, n=4))[:7]
+        again = (await sampled(backend, 1, 2, n=4))[:7]
+        old = await backend.log_probs(rows)
+        stats = await backend.forward_backward(rows, loss=LOSS, loss_denominator=num_tokens(rows))
+        step = await backend.optim_step(0.0)
+        await backend.sync_weights()
+        await sampled(backend, 3)
+        return rows, again, old, stats, step, await backend.log_probs(rows)
+
+    rows, again, old, stats, step, _ = run(arctic(**ZORRO), work)
+    assert [r.completion_ids.tolist() for r in rows] == [r.completion_ids.tolist() for r in again]
+    for row, mine in zip(rows, old, strict=True):
+        np.testing.assert_allclose(mine, row.rollout_logprobs, rtol=2**-8, atol=1e-3)
+    assert (stats.rows, stats.tokens) == (7, num_tokens(rows))  # an eighth only fills the second rank
+    assert step.grad_norm > 0
+    assert platform.named("forward-backward")[0]["batch"]["input_ids"].shape[0] == 8
+    assert platform.named("initialize")[-1]["ds_worker_config"]["logits_optimization"] == "memory"
+    order = [(name, payload) for name, payload in platform.calls if name in ("sleep-training", "wake-training")]
+    assert order == [("sleep-training", "non_lp"), ("sleep-training", "lp_params"), ("wake-training", None)]

@@ -66,6 +66,29 @@ def test_a_mixed_client_is_told_method_by_method() -> None:
     assert set(part.style_changed) == plain
 
 
+class Legacy:
+    """The signatures of 0.1.2, and only what a run of the default settings calls; one more is required of `step`."""
+
+    async def generate(self, prompts: Any, sampling_params: Any = None) -> Any: ...
+    async def fwd_no_grad(self, batch: Any, reference_model: bool) -> Any: ...
+    async def fwd_bwd(self, batch: Any, processing: Any = None) -> Any: ...
+    def step(self, closure: Any) -> Any: ...
+    async def sync_weights(self, cuda_ipc: bool = False, low_memory: bool = False) -> Any: ...
+    async def sleep_inference(self, level: int = 1) -> Any: ...
+    async def wake_inference(self, tags: Any = None) -> Any: ...
+    async def save_checkpoint(self) -> Any: ...
+    def shutdown(self) -> None: ...
+
+
+def test_a_client_that_the_contract_does_not_name_is_judged_as_the_nearest() -> None:
+    report = probe.check(registry.get("arctic"), client=f"{__name__}:Legacy")
+    (part,) = report.parts
+    assert part.name == "legacy-http"
+    assert part.missing == ("sleep_training", "wake_training")  # only some runs call them
+    assert (part.style_changed, part.signature_changed) == (("step",), ("step",))
+    assert report.stopping == ["step: parameter 'closure' is required, and rlctl does not pass it"]
+
+
 def test_every_client_of_the_development_version_is_judged_and_a_run_takes_the_unified(installed: Any) -> None:
     installed("head")
     report = probe.check(registry.get("arctic"))

@@ -58,7 +58,8 @@ def _must_be_json(value: Any) -> None:
 
 
 def decode(data: bytes) -> Any:
-    if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+    # A frame begins with a length, which may look like a signature; its header then follows.
+    if data[8:9] != b"{" and (data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"):
         raise WireError("legacy pickle/torch.save message")
     try:
         length = int.from_bytes(data[:8], "little")

@@ -144,7 +144,8 @@ class ArcticBackend(Backend[ArcticSettings]):
             return items
 
         calls = [partial(one, part) for part in parts]
-        done = await gathered(calls, at_once=self.settings.max_concurrent_requests)
+        overlaps = self._thread.runs_side_by_side("generate")
+        done = await gathered(calls, at_once=self.settings.max_concurrent_requests if overlaps else 1)
         return [item for items in done for item in items]
 
     async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:

@@ -65,6 +65,10 @@ class ClientThread:
                 hint="raise remote_backend.arctic.request_timeout_s, or look at the server's log.",
             ) from error
 
+    def runs_side_by_side(self, method: str) -> bool:
+        """Whether calls of a method may overlap: a sync client's would share its connection between threads."""
+        return calling.style(getattr(self.client, method, None)) in ("async", "ray actor method")
+
     async def _called(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         retry, self._after_error_500 = self._after_error_500, False
         try:

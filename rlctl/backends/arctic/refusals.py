@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 from rlctl.backends.arctic import jobs
@@ -36,7 +37,7 @@ def raise_all(complaints: list[str]) -> None:
 
 def _of_connection(settings: ArcticSettings) -> Iterator[str]:
     launches = settings.launch_server and not settings.attaches and settings.comm_protocol == "http"
-    if launches and settings.host not in LOCAL_HOSTS:
+    if launches and not is_this_machine(settings.host):
         yield (
             f"{_BLOCK}.host = {settings.host}: a server can only be started on this machine; "
             f"set {_BLOCK}.launch_server = false to connect to one that runs there."
@@ -45,6 +46,19 @@ def _of_connection(settings: ArcticSettings) -> Iterator[str]:
         yield f"{_BLOCK}: jobs can be attached to over http only; over ray the client also wants live actor handles."
     if settings.attaches and (settings.training_job_id is None or settings.sampling_job_id is None):
         yield f"{_BLOCK}: attaching needs both training_job_id and sampling_job_id."
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a server could be started under that name here: it is local, or an address of this machine."""
+    if host in LOCAL_HOSTS:
+        return True
+    try:
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _of_engines(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:

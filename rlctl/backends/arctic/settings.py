@@ -104,7 +104,7 @@ class ArcticSettings(RemoteBackendSettings):
     seeded_sampling: bool = False
     """One request for each sample, with a seed of its own, so that a run repeats; slower."""
     max_concurrent_requests: PositiveInt = 64
-    """Most generate calls on their way at a time."""
+    """Most generate calls on their way at a time; a client whose generate is sync gets one after the other."""
     check_prompt_ids: bool = True
     """Compare the prompt length that the server reports with the one sent, since it tokenizes the text again."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlctl.backends.importing import import_foreign
 from rlctl.backends.probe.comparing import judge
-from rlctl.backends.probe.contracts import Contract, ContractFile, of_class, read_contract
+from rlctl.backends.probe.contracts import ContractFile, of_class, read_contract
 from rlctl.backends.probe.live import live_target
 from rlctl.backends.probe.packages import package_of
 from rlctl.backends.probe.report import Finding, PartReport, Report
@@ -51,15 +51,14 @@ def _check_given_client(spec: BackendSpec, reference: str) -> PartReport:
         target = _client_target(reference, needed_by="--client")
     except BackendUnavailable as failure:
         raise ConfigError(f"--client {reference!r}: {failure.message}", hint=failure.hint) from failure
-    return judge(target, _contract_for(spec, reference), part="client", package=package_of(reference))
-
-
-def _contract_for(spec: BackendSpec, reference: str) -> Contract:
-    """What the client of that name has to keep; one that a contract file does not name, what its first has to."""
+    package = package_of(reference)
     if not spec.contract:
-        return of_class(spec.load("protocol"))
+        return judge(target, of_class(spec.load("protocol")), part="client", package=package)
     clients = read_contract(spec.contract).clients
-    return next((client for client in clients if client.target == reference), clients[0]).contract
+    named = [client for client in clients if client.target == reference] or clients
+    judged = [judge(target, client.contract, part="client", name=client.name, package=package) for client in named]
+    # A client that the contract does not name is meant in the place of the one that it is nearest to.
+    return min(judged, key=lambda part: len(Report(spec.name, (part,)).stopping))
 
 
 def _check_registered_client(spec: BackendSpec) -> PartReport:

@@ -66,6 +66,8 @@ def described(name: str, found: Found) -> str:
 def _compare(expected: Method, found: Found, *, adapts: bool) -> tuple[MethodReport, _Changes]:
     """`adapts` tells whether a run reaches the method through `calling.call`, as a client's; else it awaits it."""
     of_style = _style_findings(expected.style, found.style, adapts=adapts)
+    if expected.optional and found.style == "missing":
+        of_style = [Finding("is missing, which only some runs call", stops=False)]
     note, of_signature = found.note, list[Finding]()
     if expected.signature is not None and found.signature is not None:
         of_signature = signature_findings(expected.signature, found.signature)

@@ -17,6 +17,7 @@ A contract file is TOML. It names the clients of which a run takes the first tha
     parameters = "prompts, *, sampling_params"   # as a run passes them
     reply = ["token_ids"]                 # keys that a run reads
     clients = ["http"]                    # left out: all
+    optional = true                       # only some runs call it
     since = "1.0"
     until = "2.0"
 """
@@ -51,6 +52,8 @@ class Method:
     signature: Signature | None
     reply: tuple[str, ...] = ()
     versions: str = ""
+    optional: bool = False
+    """Whether only some runs call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ def _text(table: Mapping[str, Any], name: str, where: str) -> str:
 
 def _check_method(method: Mapping[str, Any], clients: list[str], where: str) -> None:
     name = _text(method, "name", where)
-    fields = {"name", "style", "styles", "parameters", "reply", "clients", "since", "until"}
+    fields = {"name", "style", "styles", "parameters", "reply", "clients", "since", "until", "optional"}
     if unknown := sorted(method.keys() - fields):
         raise ConfigError(f"contract {where}: method {name} has {', '.join(unknown)}; it can have {sorted(fields)}.")
     styles = [method.get("style", "any"), *method.get("styles", {}).values()]
@@ -169,6 +172,7 @@ def _method(method: Mapping[str, Any], client: str) -> Method:
         _signature(str(method.get("parameters", ""))),
         tuple(map(str, method.get("reply", []))),
         _versions(method),
+        bool(method.get("optional", False)),
     )
 
 
