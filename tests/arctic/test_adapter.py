@@ -41,6 +41,7 @@ def arctic(request: Any, installed: Any, serve: Callable[..., Server], arctic_jo
     return make
 
 
+@pytest.mark.slow
 def test_every_client_trains_as_the_local_engine_does(arctic: Any, arctic_job: Any, platform: Platform) -> None:
     async def work(backend: Any) -> Any:
         rows = await sampled(backend, 1, 2)
@@ -67,6 +68,7 @@ def test_every_client_trains_as_the_local_engine_does(arctic: Any, arctic_job: A
     asyncio.run(arctic().close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arctic", ["unified-blocking"], indirect=True)
 def test_shared_prompts_two_ranks_and_a_trainer_that_sleeps(arctic: Any, platform: Platform) -> None:
     platform.training_gpus = 2

@@ -33,6 +33,7 @@ def backend_with(client: Any, job: Any, **settings: Any) -> ArcticBackend:
     return ArcticBackend(chosen, job, connect=connect)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colour", COLOURS)
 def test_a_step_is_right_with_a_client_of_every_colour(
     colour: type[colours.Core], arctic_job: Any, platform: Platform, tmp_path: Path

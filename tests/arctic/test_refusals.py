@@ -118,7 +118,7 @@ def test_nothing_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(installing, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as caught:
         find_release()
-    assert caught.value.hint == "pip install 'rlctl[arctic]'"
+    assert caught.value.hint == "pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform"
 
 
 def test_a_legacy_client_is_not_started_where_a_server_listens(installed: Any) -> None:
@@ -188,7 +188,8 @@ def test_micro_batches_fill_the_token_budget_and_divide_the_rows() -> None:
     ("changes", "kind", "warmup"),
     [
         ({}, None, 0),
-        ({"trainer__warmup_ratio": 0.05}, "WarmupLR", 1),
+        ({"trainer__warmup_ratio": 0.05}, None, 0),  # one update, at the peak already
+        ({"trainer__warmup_ratio": 0.2}, "WarmupLR", 4),
         ({"trainer__lr_schedule": "linear", "trainer__warmup_ratio": 0.1}, "WarmupDecayLR", 2),
         ({"trainer__lr_schedule": "cosine"}, "WarmupCosineLR", 0),
         ({"trainer__warmup_ratio": 0.05, "trainer__mini_batch_size": 16}, "WarmupLR", 2),

@@ -98,6 +98,7 @@ def letters(problem: Any, completion: str) -> float:
     return sum(map(ord, completion)) % 97 / 97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("release", "package", "client"), [("head", "head", "unified"), ("0.1.2", "v012", "legacy")])
 def test_six_steps_are_those_of_the_local_backend(
     release: str, package: str, client: str, installed: Any, serve: Callable[..., Server], platform: Platform,

@@ -178,7 +178,7 @@ def test_arctic_is_read_from_source_where_it_cannot_be_imported(run, tmp_path):
 def test_arctic_that_is_not_installed_names_its_extra(run):
     done = run("check-backend", "arctic")
     assert done.returncode == 3
-    assert done.stderr.endswith("hint: pip install 'rlctl[arctic]'\n")
+    assert done.stderr.endswith("hint: pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform\n")
 
 
 def test_arctic_settings_have_what_every_remote_backend_has():

@@ -16,3 +16,8 @@
 Facts about the platform's clients, wire and batches were read from release 0.1.2 on the package index and from
 the development version of https://github.com/Snowflake-AI-Research/Arctic-Platform; no code of it is used.
 """
+
+from __future__ import annotations
+
+INSTALL = "pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform"
+"""Without its dependencies: the published package asks for transformers below 5, which rlctl cannot use."""

@@ -31,6 +31,7 @@ from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.arctic.texts import Texts, completion, load_texts, sampling_params
 from rlctl.backends.base import Backend
 from rlctl.errors import BackendError, CheckpointError
+from rlctl.modelpath import locate
 from rlctl.seeds import sample_seed
 from rlctl.types import (
     BackendInfo,
@@ -82,9 +83,10 @@ class ArcticBackend(Backend[ArcticSettings]):
         self._told_of_rate = False
 
     async def start(self) -> BackendInfo:
+        # What this release would do wrong comes before the seconds that it takes to load a tokenizer.
+        build, self._flavour, release = self._connect(self.settings, self.job, model=locate(self.job.model).location)
         self._facts = await asyncio.to_thread(read_facts, self.job)
         self._texts = await asyncio.to_thread(load_texts, self.job.model)
-        build, self._flavour, release = self._connect(self.settings, self.job, model=self._facts.location)
         self._tell_of_tiles()
         await self._thread.connect(build)
         return self._facts.info(self.settings, release)

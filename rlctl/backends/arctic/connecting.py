@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlctl.backends.arctic import jobs
-from rlctl.backends.arctic.installed import INSTALL, Flavour, Release, find_release
+from rlctl.backends.arctic import INSTALL, jobs
+from rlctl.backends.arctic.installed import Flavour, Release, find_release
 from rlctl.backends.arctic.refusals import LOCAL_HOSTS, refuse_with
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.importing import import_foreign
@@ -142,7 +142,10 @@ def unified_config(settings: ArcticSettings, job: JobSpec, *, model: str) -> Con
             "host": settings.host,
             "port": settings.port,
             "colocate": settings.colocate,
-            "launch_local_server": settings.launch_server and not settings.attaches,
+            # Over ray there is no server: the client makes its actors itself.
+            "launch_local_server": settings.launch_server
+            and not settings.attaches
+            and settings.comm_protocol == "http",
             "server_cuda_visible_devices": settings.cuda_visible_devices,
             "startup_timeout": settings.startup_timeout_s,
         },

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlctl.backends.arctic import INSTALL
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.probe.packages import package_of
 from rlctl.backends.probe.source import find_spec
 from rlctl.errors import BackendUnavailable
 
 Flavour = Literal["unified", "legacy"]
-INSTALL = "pip install 'rlctl[arctic]'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ def _zero(settings: ArcticSettings) -> Config:
 def scheduler(plan: UpdatePlan) -> Config | None:
     """DeepSpeed's schedule nearest to the run's; None for a constant rate.
 
-    The platform steps it itself and ignores the rate of a call. DeepSpeed's warm-ups begin at 0, one update later
-    than rlctl's.
+    The platform steps it itself and ignores the rate of a call. DeepSpeed's warm-ups begin at 0 and last for two
+    updates at least; rlctl's of one update is none.
     Source: https://deepspeed.readthedocs.io/en/latest/schedulers.html
     """
     updates = plan.steps * plan.updates_per_step
@@ -86,7 +86,7 @@ def scheduler(plan: UpdatePlan) -> Config | None:
     ramp = {"warmup_min_lr": 0.0, "warmup_max_lr": plan.lr, "warmup_num_steps": warmup, "warmup_type": "linear"}
     if plan.lr_schedule == "linear":
         return {"type": "WarmupDecayLR", "params": {"total_num_steps": updates, **ramp}}
-    return {"type": "WarmupLR", "params": ramp} if warmup else None
+    return {"type": "WarmupLR", "params": ramp} if warmup > 1 else None
 
 
 def worker_config(settings: ArcticSettings, job: JobSpec) -> Config:

@@ -18,8 +18,6 @@ from rlctl.types import BackendInfo, JobSpec, Prompt
 class ModelFacts:
     """Facts about the model of a job."""
 
-    location: str
-    """Folder or hub id, as the server is told."""
     shape: ModelShape | None
     vocab_size: int
     num_parameters: int
@@ -69,7 +67,6 @@ def read_facts(job: JobSpec) -> ModelFacts:
     if isinstance(context, int) and longest > context:
         raise ModelError(f"prompt and response make {longest} tokens; the context of {job.model} is {context}.")
     return ModelFacts(
-        location=files.location,
         shape=model_shape(config),
         vocab_size=vocab,
         num_parameters=_num_parameters(files.location),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlctl.backends.arctic import INSTALL
 from rlctl.backends.registry import register
 
 register(
@@ -9,5 +10,5 @@ register(
     backend="rlctl.backends.arctic.backend:ArcticBackend",
     settings="rlctl.backends.arctic.settings:ArcticSettings",
     contract="rlctl.backends.arctic:contract.toml",
-    install="pip install 'rlctl[arctic]'",
+    install=INSTALL,
 )
