@@ -75,8 +75,12 @@ def _details(trial: Trial) -> Iterator[str]:
 
 
 def _lines(part: PartReport) -> list[str]:
-    whole = [_line(finding) for finding in part.findings]
-    findings = [f"{method.name}: {_line(finding)}" for method in part.methods for finding in method.findings]
+    whole = [_line(finding, decides=part.decides) for finding in part.findings]
+    findings = [
+        f"{method.name}: {_line(finding, decides=part.decides)}"
+        for method in part.methods
+        for finding in method.findings
+    ]
     notes = [f"{method.name}: note: {method.note}" for method in part.methods if method.note]
     changes = {
         "missing": part.missing,
@@ -87,8 +91,8 @@ def _lines(part: PartReport) -> list[str]:
     return [*whole, *findings, *notes, *(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)]
 
 
-def _line(finding: Finding) -> str:
-    return f"{finding.text} (stops a run)" if finding.stops else finding.text
+def _line(finding: Finding, *, decides: bool = True) -> str:
+    return f"{finding.text} (stops a run)" if finding.stops and decides else finding.text
 
 
 def _columns(head: Row, rows: Sequence[Row]) -> Iterator[str]:

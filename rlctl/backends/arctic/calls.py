@@ -125,6 +125,10 @@ class ClientThread:
             def run() -> None:
                 asyncio.set_event_loop(loop)
                 loop.run_forever()
+                left = asyncio.all_tasks(loop)  # calls that were given up
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
                 loop.close()
 
             # A daemon: a call that never returns must not keep the process.
