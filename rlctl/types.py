@@ -250,7 +250,7 @@ class JobSpec:
     lora: LoraSpec | None = None
     """None trains all weights."""
     plan: UpdatePlan | None = None
-    """None where no run stands behind the backend, as in `rlctl check-backend --live`."""
+    """None where no run stands behind the backend, as in tests of one verb."""
 
 
 @dataclass(frozen=True, slots=True)
