@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlctl.backends.arctic.backend import ArcticBackend
 from rlctl.backends.arctic.connecting import unified_config
 from rlctl.backends.arctic.installed import Release
 from rlctl.backends.arctic.settings import ArcticSettings
-from rlctl.errors import BackendError
+from rlctl.errors import BackendError, BackendUnavailable
 from tests.arctic import colours
 from tests.arctic.platform import Platform
 from tests.backends.test_contract import LOSS, num_tokens, run, sampled
@@ -54,7 +55,8 @@ def test_a_step_is_right_with_a_client_of_every_colour(
         await backend.load(tmp_path / "saved")
         return first, step, sync, again
 
-    first, step, sync, again = run(backend_with(make, arctic_job, checkpoint_path=str(tmp_path)), work)
+    job = replace(arctic_job, needs_reference=False)
+    first, step, sync, again = run(backend_with(make, job, checkpoint_path=str(tmp_path)), work)
     methods = [method for method, _, _ in clients[0].calls]
     assert methods == [
         "generate", "sleep_inference", "fwd_no_grad", "fwd_bwd", "step", "sync_weights", "save_checkpoint",
@@ -71,11 +73,14 @@ def test_a_step_is_right_with_a_client_of_every_colour(
     assert platform.jobs == {}
 
 
-def test_the_loop_stays_responsive_while_an_async_method_blocks(arctic_job: Any, platform: Platform) -> None:
-    class Blocks(colours.AllAsync):
+def test_the_loop_stays_responsive_while_an_async_method_blocks(arctic_job: Any) -> None:
+    class Blocks:
         async def step(self, learning_rate: float | None = None) -> dict:  # as the legacy HTTP client: no await in it
             time.sleep(0.5)
             return {"metrics": {"last_lr": 1.0, "grad_norm": 1.0}}
+
+        def shutdown(self) -> None:
+            """Nothing to end."""
 
     async def work(backend: ArcticBackend) -> float:
         backend._waits_for_step = True
@@ -87,7 +92,7 @@ def test_the_loop_stays_responsive_while_an_async_method_blocks(arctic_job: Any,
         await task
         return stall
 
-    assert run(backend_with(lambda config: Blocks(platform, config), arctic_job), work) < 0.4
+    assert run(backend_with(lambda config: Blocks(), arctic_job), work) < 0.4
 
 
 @pytest.mark.parametrize("shutdown", ["sync", "async"])
@@ -130,12 +135,27 @@ def test_a_start_that_fails_says_why_and_can_be_closed(arctic_job: Any) -> None:
         asyncio.run(start_and_close())
 
 
-def test_a_start_that_is_interrupted_leaves_no_jobs(arctic_job: Any, platform: Platform) -> None:
-    def slow(config: Any) -> Any:
-        time.sleep(0.3)
-        return colours.AllSync(platform, config)
+@pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), TimeoutError("not healthy within 300 s")])
+def test_a_server_that_is_not_there_is_unavailable(error: Exception, arctic_job: Any) -> None:
+    def fail(config: Any) -> Any:
+        raise error
 
-    backend = backend_with(slow, arctic_job)
+    with pytest.raises(BackendUnavailable, match=f"the platform's client failed: {type(error).__name__}"):
+        run(backend_with(fail, arctic_job), lambda b: b.sync_weights())
+
+
+def test_a_start_that_is_interrupted_leaves_no_jobs(arctic_job: Any) -> None:
+    jobs: list[str] = []
+
+    class Slow:
+        def __init__(self, config: Any) -> None:
+            time.sleep(0.3)
+            jobs.append("training")
+
+        def shutdown(self) -> None:
+            jobs[:] = ["destroyed"]
+
+    backend = backend_with(Slow, arctic_job)
 
     async def interrupt() -> None:
         task = asyncio.ensure_future(backend.start())
@@ -146,8 +166,7 @@ def test_a_start_that_is_interrupted_leaves_no_jobs(arctic_job: Any, platform: P
         await backend.close()
 
     asyncio.run(interrupt())
-    assert len(platform.named("initialize")) == 3
-    assert platform.jobs == {}
+    assert jobs == ["destroyed"]
 
 
 def canned(**replies: Any) -> Callable[[Any], Any]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rlctl.backends import calling
-from rlctl.errors import BackendError, RlctlError
+from rlctl.errors import BackendError, BackendUnavailable, RlctlError
 
 _DROPPED = frozenset({"ClientOSError", "ServerDisconnectedError", "ClientConnectionResetError", "ConnectionError"})
 """Names of aiohttp's and requests' errors for a connection that was closed from the other side."""
@@ -32,7 +32,10 @@ class ClientThread:
         """After an error 500 the server closes the connection, which the client only notices at its next call."""
 
     async def connect(self, build: Callable[[], object]) -> None:
-        """Make the client, however long that takes. What its constructor raises is BackendError."""
+        """Make the client, however long that takes.
+
+        Raises BackendUnavailable when no server answers it, BackendError for whatever else its constructor raises.
+        """
         self._connecting = asyncio.run_coroutine_threadsafe(self._made(build), self._running_loop())
         # Shielded: a constructor cannot be interrupted, and whoever closes must get hold of what it made.
         await asyncio.shield(asyncio.wrap_future(self._connecting))
@@ -50,7 +53,10 @@ class ClientThread:
         except RlctlError:
             raise
         except Exception as error:  # foreign code may raise what it likes
-            raise told("client", error) from error
+            failure = told("client", error)
+            if was_dropped(error) or isinstance(error, TimeoutError):
+                raise BackendUnavailable(failure.message, hint=failure.hint) from error
+            raise failure from error
 
     async def call(self, method: str, /, *args: object, **kwargs: object) -> Any:
         """The result of a method of the client. Raises BackendError when it fails, or takes too long."""
