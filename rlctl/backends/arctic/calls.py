@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from rlctl.backends import calling
@@ -54,8 +54,9 @@ class ClientThread:
             raise
         except Exception as error:  # foreign code may raise what it likes
             failure = told("client", error)
-            if was_dropped(error) or isinstance(error, TimeoutError):
-                raise BackendUnavailable(failure.message, hint=failure.hint) from error
+            if any(was_dropped(each) or isinstance(each, TimeoutError) for each in _with_causes(error)):
+                where = "is a server running at remote_backend.arctic.host and port? If it is, look at its log."
+                raise BackendUnavailable(failure.message, hint=where) from error
             raise failure from error
 
     async def call(self, method: str, /, *args: object, **kwargs: object) -> Any:
@@ -162,6 +163,16 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[Any]]], *, at_once: in
 def was_dropped(error: BaseException) -> bool:
     """Whether the connection was closed from the other side; told by name, as neither library need be there."""
     return isinstance(error, ConnectionError) or any(cls.__name__ in _DROPPED for cls in type(error).__mro__)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came from; clients wrap what their libraries raise."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        yield each
+        seen.add(id(each))
+        each = each.__cause__ or each.__context__
 
 
 def told(what: str, error: BaseException) -> BackendError:
