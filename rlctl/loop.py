@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,13 +69,17 @@ class HasPolicy(Protocol):
 
 
 def backend_for(prepared: HasPolicy) -> AnyBackend:
-    """The backend that the settings name, not started. Raises BackendNotFound or BackendUnavailable."""
+    """The backend that the settings name, not started.
+
+    Raises BackendNotFound, BackendUnavailable, and ConfigError where the backend cannot do what the settings ask.
+    """
     settings = prepared.settings
     spec = registry.get(settings.backend)
     own = settings.local if settings.backend == "local" else settings.remote_backend[settings.backend]
-    backend: AnyBackend = spec.load("backend")(
-        own, settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
-    )
+    job = settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
+    # An evaluation updates nothing.
+    plan = settings.plan(steps=prepared.geometry.steps) if isinstance(prepared, Prepared) else None
+    backend: AnyBackend = spec.load("backend")(own, replace(job, plan=plan))
     return backend
 
 

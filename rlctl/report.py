@@ -13,7 +13,7 @@ from typing import Any
 
 from rlctl.perf import mfu
 from rlctl.rewards.outcome import FAILURE_KINDS
-from rlctl.types import BackendInfo, Rollout, StepReport
+from rlctl.types import BackendInfo, OptimStats, Rollout, StepReport
 
 Metrics = dict[str, Any]
 
@@ -126,12 +126,17 @@ def _actor_metrics(report: StepReport) -> Metrics:
         "actor/updates": sum(update.stepped for update in report.updates),
         "actor/skipped_updates": sum(not update.stepped for update in report.updates),
         "actor/empty_updates": report.empty_updates,
-        "actor/weights_changed": max((update.changed_fraction for update in report.updates), default=0.0),
+        "actor/weights_changed": _most_changed(report.updates),
         "actor/train_rows": sum(loss.rows for loss in report.losses),
         "training/rollout_probs_diff_mean": gap[0] if gap else None,
         "training/rollout_probs_diff_max": gap[1] if gap else None,
         "training/weights_version": report.sync.version,
     }
+
+
+def _most_changed(updates: Sequence[OptimStats]) -> float | None:
+    known = [update.changed_fraction for update in updates if update.changed_fraction is not None]
+    return max(known, default=None if updates else 0.0)
 
 
 PHASES = ("gen", "reward", "old_log_prob", "ref", "update_actor", "update_weights")

@@ -151,8 +151,8 @@ class LossStats:
     entropy_sum: float = 0.0
     ppo_kl_sum: float = 0.0
     clipped_tokens: int = 0
-    max_ratio_deviation: float = 0.0
-    """Largest |ratio - 1| over tokens, ratio = exp(current - old log-prob)."""
+    max_ratio_deviation: float | None = 0.0
+    """Largest |ratio - 1| over tokens, ratio = exp(current - old log-prob); None where the backend tells no maximum."""
     rollout_probs_diff_sum: float = 0.0
     rollout_probs_diff_max: float = 0.0
     """Sampler against trainer: |exp(rollout log-prob) - exp(current log-prob)|, only meaningful on the first update."""
@@ -162,17 +162,17 @@ class LossStats:
     flops: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
-        return LossStats(
-            *(
-                max(mine, theirs) if name in _MAXIMA else mine + theirs
-                for name, mine, theirs in (
-                    (name, getattr(self, name), getattr(other, name)) for name in LossStats.__slots__
-                )
-            )
-        )
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in LossStats.__slots__]
+        # Any: what getattr finds has the field's own type.
+        joined: dict[str, Any] = {n: _greater(a, b) if n in _MAXIMA else a + b for n, a, b in pairs}
+        return LossStats(**joined)
 
 
 _MAXIMA = frozenset({"max_ratio_deviation", "rollout_probs_diff_max"})
+
+
+def _greater(mine: float | None, theirs: float | None) -> float | None:
+    return None if mine is None or theirs is None else max(mine, theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +182,22 @@ class OptimStats:
     grad_norm: float
     lr: float
     stepped: bool
-    changed_fraction: float
-    """Share of the compute weights whose value changed, 0..1; 0 means the update was lost in rounding."""
+    changed_fraction: float | None
+    """Share of the compute weights whose value changed, 0..1; 0 means the update was lost in rounding. None where the
+    backend's weights cannot be seen."""
     max_memory_bytes: int | None = None
     """Most device memory held since the start; None where it is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """Which weights the sampler now holds. `version` counts optimizer updates since the start."""
+    """Which weights the sampler now holds. `version` counts optimizer updates since the start.
 
-    names_expected: int
-    names_sent: int
+    The names are None where the backend's own service sends the weights and does not name them.
+    """
+
+    names_expected: int | None
+    names_sent: int | None
     version: int
 
 
@@ -218,6 +222,27 @@ class LoraSpec:
     target_modules: tuple[str, ...]
 
 
+LrSchedule = Literal["constant", "cosine", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """How a run means to update, for a backend that fixes it when it starts; each call is told its part again."""
+
+    loss: LossSpec
+    sampling: Sampling
+    group_size: int
+    rows_per_update: int
+    """Most rows of one update; groups without signal may leave fewer."""
+    updates_per_step: int
+    steps: int
+    lr: float
+    """The peak, from which `grpo.learning_rate` makes that of each step."""
+    lr_schedule: LrSchedule
+    warmup_ratio: float
+    """Share of all steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSpec:
     """What every backend must know of the job, whatever its own settings are."""
@@ -236,6 +261,8 @@ class JobSpec:
     grad_clip: float
     lora: LoraSpec | None = None
     """None trains all weights."""
+    plan: UpdatePlan | None = None
+    """None where no run stands behind the backend, as in tests of one verb."""
 
 
 @dataclass(frozen=True, slots=True)

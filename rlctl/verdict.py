@@ -97,12 +97,15 @@ def _sampler_agrees_with_trainer(reports: Sequence[StepReport], limits: Limits) 
 
 def _ratio_begins_at_one(reports: Sequence[StepReport], limits: Limits) -> Check:
     name = "ratio 1 at the first update"
-    deviations = [report.losses[0].max_ratio_deviation for report in reports if report.losses]
-    if not deviations:
+    firsts = [report.losses[0] for report in reports if report.losses]
+    if not firsts:
         return Check(name, False, "nothing was trained on, so there was no ratio")
-    return Check(
-        name, max(deviations) <= limits.ratio, f"max |ratio - 1| is {max(deviations):.2g} (limit {limits.ratio:g})"
-    )
+    known = [loss.max_ratio_deviation for loss in firsts if loss.max_ratio_deviation is not None]
+    if len(known) == len(firsts):
+        return Check(name, max(known) <= limits.ratio, f"max |ratio - 1| is {max(known):.2g} (limit {limits.ratio:g})")
+    drift = max(abs(loss.ppo_kl_sum) / max(loss.tokens, 1) for loss in firsts)
+    reason = f"mean log-ratio is {drift:.2g} (limit {limits.ratio:g}); this backend tells no maximum"
+    return Check(name, drift <= limits.ratio, reason)
 
 
 def _gradients_are_finite(reports: Sequence[StepReport]) -> Check:
@@ -120,8 +123,12 @@ def _weights_changed(reports: Sequence[StepReport]) -> Check:
     first = next((report for report in reports if report.updates), None)
     if first is None:
         return Check(name, False, "there was no update")
-    changed = max(update.changed_fraction for update in first.updates)
-    return Check(name, changed > 0, f"{100 * changed:.3g} % of the values, at step {first.step}")
+    known = [update.changed_fraction for update in first.updates if update.changed_fraction is not None]
+    if not known:
+        moved = all(update.stepped and update.grad_norm > 0 and update.lr > 0 for update in first.updates)
+        reason = "this backend's weights cannot be seen; gradient and learning rate"
+        return Check(name, moved, f"{reason} were {'above 0' if moved else '0 or no number'} at step {first.step}")
+    return Check(name, max(known) > 0, f"{100 * max(known):.3g} % of the values, at step {first.step}")
 
 
 def _names_were_synced(reports: Sequence[StepReport]) -> Check:
@@ -129,7 +136,10 @@ def _names_were_synced(reports: Sequence[StepReport]) -> Check:
     if not reports:
         return Check(name, False, "no sync")
     last = reports[-1].sync
-    whole = all(report.sync.names_sent == report.sync.names_expected > 0 for report in reports)
     updates = sum(update.stepped for report in reports for update in report.updates)
-    reason = f"{last.names_sent} of {last.names_expected} names, version {last.version} after {updates} updates"
+    reason = f"version {last.version} after {updates} updates"
+    if last.names_expected is None:
+        return Check(name, last.version >= updates, f"the backend's own service sends them and names none, {reason}")
+    whole = all(report.sync.names_sent == (report.sync.names_expected or None) for report in reports)
+    reason = f"{last.names_sent} of {last.names_expected} names, {reason}"
     return Check(name, whole and last.version >= updates, reason)

@@ -26,6 +26,8 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.backends.settings", {"pydantic"}),
     ("rlctl.backends.*.settings", {"pydantic"}),
     ("rlctl.backends.ray.*", {"ray", "torch", "numpy"}),
+    ("rlctl.backends.arctic.*", {"torch", "numpy"}),
+    ("rlctl.backends.probe.trial", {"numpy"}),
     ("rlctl.engine*", {"torch", "numpy"}),
     ("rlctl.backends.local.*", {"torch", "numpy"}),
     ("rlctl.types", {"numpy"}),

@@ -127,6 +127,9 @@ def by_name(reports: list[StepReport], info: BackendInfo = INFO) -> dict[str, ve
         ({"rollout_gap": (0.1, 0.5)}, "sampler agrees with trainer"),
         ({"rollout_gap": None}, "sampler agrees with trainer"),
         ({"losses": [LossStats(max_ratio_deviation=0.1, tokens=1)]}, "ratio 1 at the first update"),
+        ({"losses": [LossStats(max_ratio_deviation=None, ppo_kl_sum=0.1, tokens=1)]}, "ratio 1 at the first update"),
+        ({"updates": [OptimStats(0.3, 0.0, True, None)]}, "weights changed at the first update"),
+        ({"sync": SyncReport(None, None, 0)}, "every weight reached the sampler"),
         ({"sync": SyncReport(7, 6, 1)}, "every weight reached the sampler"),
         ({"sync": SyncReport(7, 7, 0)}, "every weight reached the sampler"),
         ({"zero_signal_groups": 3}, "signal to learn from"),
@@ -139,6 +142,21 @@ def test_each_check_fails_for_its_own_reason(changes: dict[str, object], failing
     assert not checks[failing].holds
     assert checks[failing].reason
     assert all(check.holds for check in by_name([a_step(**good)]).values())
+
+
+def test_what_a_backend_cannot_tell_is_judged_by_what_it_can_and_stays_null() -> None:
+    blind = a_step(
+        groups=[[rollout(1.0), rollout(0.0)]],
+        zero_signal_groups=0,
+        losses=[LossStats(max_ratio_deviation=None, ppo_kl_sum=1e-6, tokens=1)],
+        updates=[OptimStats(0.3, 1e-3, True, None)],
+        sync=SyncReport(None, None, 1),
+    )
+    checks = by_name([blind])
+    assert all(check.holds for check in checks.values())
+    assert checks["ratio 1 at the first update"].reason.endswith("this backend tells no maximum")
+    m = step_metrics(blind, INFO, task="task", epoch=0, seconds=1.0)
+    assert (m["actor/ratio_deviation_first"], m["actor/ratio_deviation_max"], m["actor/weights_changed"]) == (None,) * 3
 
 
 def test_a_failed_reward_fails_the_verdict() -> None:

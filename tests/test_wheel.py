@@ -35,6 +35,7 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/engine/element.h",
         "rlctl/engine/elementwise.c",
         "rlctl/engine/logits.c",
+        "rlctl/backends/arctic/contract.toml",
     ):
         assert wanted in names
     assert not any(name.startswith(("tests", "presets")) for name in names)

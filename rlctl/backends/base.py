@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rlctl.types import (
     BackendInfo,
@@ -35,6 +35,9 @@ class Backend(ABC, Generic[SettingsT]):
 
     Lengths: P prompts, n samples each, R rows, C completion tokens of a row.
     """
+
+    accumulates: ClassVar[bool] = True
+    """Whether `forward_backward` may be called several times before `optim_step`; a run calls it once."""
 
     def __init__(self, settings: SettingsT, job: JobSpec) -> None:
         """Remember what to do; touches no device and no network."""

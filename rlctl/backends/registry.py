@@ -41,6 +41,8 @@ class BackendSpec:
     settings: str = ""
     client: str = ""
     protocol: str = ""
+    contract: str = ""
+    """"package:file.toml" inside a package: what the backend calls, for `rlctl check-backend`."""
     install: str = ""
     origin: str = ""
     """Who registered it, in words."""
@@ -75,12 +77,22 @@ class PluginRecord:
 
 
 def register(
-    name: str, *, backend: str = "", settings: str, client: str = "", protocol: str = "", install: str = ""
+    name: str,
+    *,
+    backend: str = "",
+    settings: str,
+    client: str = "",
+    protocol: str = "",
+    contract: str = "",
+    install: str = "",
 ) -> None:
-    """Announce a backend, each part as "module:Class". Raises ConfigError on a taken name or a malformed part."""
+    """Announce a backend, each part as "module:Class", its contract as "package:file.toml".
+
+    Raises ConfigError on a taken name or a malformed part.
+    """
     origin = _opening[-1].origin if _opening else f"module {sys._getframe(1).f_globals.get('__name__', '?')}"
     version = _opening[-1].version if _opening else None
-    spec = BackendSpec(name, backend, settings, client, protocol, install, origin, version)
+    spec = BackendSpec(name, backend, settings, client, protocol, contract, install, origin, version)
     _check_parts(spec)
     _check_name_is_free(spec)
     _specs[name] = spec
@@ -204,6 +216,12 @@ def _check_parts(spec: BackendSpec) -> None:
                 f"Backend {spec.name!r} is registered with {part}={reference!r}, by {spec.origin}.",
                 hint='write it as "package.module:Class".',
             )
+    package, colon, file = spec.contract.partition(":")
+    if spec.contract and not (package and colon and file.endswith(".toml") and "/" not in file):
+        raise ConfigError(
+            f"Backend {spec.name!r} is registered with contract={spec.contract!r}, by {spec.origin}.",
+            hint='write it as "package:file.toml", of a file inside the package.',
+        )
 
 
 def _check_name_is_free(spec: BackendSpec) -> None:

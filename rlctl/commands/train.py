@@ -61,11 +61,11 @@ def train(
 
 
 def _print_plan(prepared: Prepared, notes: list[str]) -> None:
-    from rlctl.backends import registry
     from rlctl.display import say
+    from rlctl.loop import backend_for
 
     settings, names = prepared.settings, [reward.name for reward in prepared.rewards.rewards]
-    registry.get(settings.backend).load("backend")
+    backend_for(prepared)
     say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(names)}")
     for line in (*prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
         say(line)

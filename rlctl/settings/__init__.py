@@ -20,7 +20,7 @@ from rlctl.settings.reward import RewardSettings
 from rlctl.settings.rollout import EvalSettings, RolloutSettings
 from rlctl.settings.run import RunSettings
 from rlctl.settings.trainer import TrainerSettings
-from rlctl.types import JobSpec, LoraSpec, LossSpec, Sampling
+from rlctl.types import JobSpec, LoraSpec, LossSpec, Sampling, UpdatePlan
 
 __all__ = ["DataSettings", "Settings"]
 
@@ -92,6 +92,21 @@ class Settings(BaseSettings):
             betas=self.trainer.betas,
             grad_clip=self.trainer.grad_clip,
             lora=LoraSpec(lora.rank, lora.alpha, lora.target_modules) if lora.rank else None,
+        )
+
+    def plan(self, *, steps: int) -> UpdatePlan:
+        """How a run of that many steps means to update."""
+        trainer = self.trainer
+        return UpdatePlan(
+            loss=self.loss(),
+            sampling=self.rollout.sampling(),
+            group_size=self.rollout.n,
+            rows_per_update=(trainer.mini_batch_size or trainer.train_batch_size) * self.rollout.n,
+            updates_per_step=trainer.updates_per_step,
+            steps=steps,
+            lr=trainer.lr,
+            lr_schedule=trainer.lr_schedule,
+            warmup_ratio=trainer.warmup_ratio,
         )
 
     def loss(self) -> LossSpec:

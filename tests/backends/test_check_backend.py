@@ -91,7 +91,7 @@ def test_client_with_findings_exits_1_with_each_finding_on_a_line(run):
 
 def test_table_fits_80_columns_without_colour_or_cut_words(run):
     done = run("check-backend", "toy", "--client", "mine:Client", mine=CLIENT)
-    table = done.stdout.partition("method")[2].splitlines()[1:5]
+    table = done.stdout.partition("method ")[2].splitlines()[1:5]
     assert all(len(line.rstrip()) <= 80 for line in table)
     assert "\x1b" not in done.stdout
     assert "…" not in done.stdout
@@ -109,6 +109,9 @@ def test_json_is_the_report(run):
         "call": "awaited",
         "findings": [],
         "note": "",
+        "signature": "(prompts, *, n=1)",
+        "reply": [],
+        "versions": "",
     }
     assert step["found"] == "sync"
     assert step["findings"] == [{"text": "is sync, where async is expected", "stops": False}]
@@ -155,27 +158,27 @@ class ArcticRLHTTPClient:
 """
 
 
-def test_arctic_is_read_from_source_and_has_no_adapter(run, tmp_path):
+def test_arctic_is_read_from_source_where_it_cannot_be_imported(run, tmp_path):
     package = tmp_path / "plugins" / "arctic_platform" / "rl"
     package.mkdir(parents=True)
     (package / "http_client.py").write_text(ARCTIC)
     done = run("check-backend", "arctic", "--format", "json")
     report = json.loads(done.stdout)
-    found = {method["name"]: method["found"] for method in report["parts"][0]["methods"]}
+    adapter, client = report["parts"]
+    found = {method["name"]: method["found"] for method in client["methods"]}
     assert done.returncode == 1
-    assert report["parts"][0]["read"] == f"read from source: {package / 'http_client.py'}"
+    assert (adapter["part"], client["name"]) == ("backend", "legacy-http")
+    assert client["read"] == f"read from source: {package / 'http_client.py'}"
+    assert client["package"]["version"] == "unknown"
     assert {name for name, style in found.items() if style != "async"} == {"shutdown"}
     assert found["shutdown"] == "sync"
-    assert [text.partition(":")[0] for text in report["stopping"]] == [
-        "rlctl has no adapter for 'arctic' yet in this version",
-        "the client cannot be imported here",
-    ]
+    assert [text.partition(":")[0] for text in report["stopping"]] == ["the client cannot be imported here"]
 
 
 def test_arctic_that_is_not_installed_names_its_extra(run):
     done = run("check-backend", "arctic")
     assert done.returncode == 3
-    assert done.stderr.endswith("hint: pip install 'rlctl[arctic]'\n")
+    assert done.stderr.endswith("hint: pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform\n")
 
 
 def test_arctic_settings_have_what_every_remote_backend_has():
@@ -222,3 +225,38 @@ def test_check_of_the_local_backend_does_not_import_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_lock_is_written_holds_and_exits_3_on_drift(run):
+    written = run("check-backend", "toy", "--client", "mine:Client", "--write-lock", "toy.lock", mine=CLIENT)
+    assert written.returncode == 0
+    held = run("check-backend", "toy", "--client", "mine:Client", "--lock", "toy.lock", mine=CLIENT)
+    assert held.returncode == 0
+    changed = CLIENT.replace("def step(self)", "async def step(self, lr=None)")
+    drifted = run("check-backend", "toy", "--client", "mine:Client", "--lock", "toy.lock", mine=changed)
+    assert drifted.returncode == 3
+    assert "differs from the lock: client mine:Client: step: style was sync, is async" in drifted.stdout
+    assert run("check-backend", "toy", "--client", "mine:Client", "--lock", "none", mine=CLIENT).returncode == 2
+
+
+def test_markdown_is_a_table_with_parameters(run):
+    done = run("check-backend", "toy", "--client", "mine:Client", "--format", "markdown", mine=CLIENT)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "### toy client: mine:Client (class)"
+    assert "| method | expected | found | called | parameters |" in lines
+    assert "| generate | async | async | awaited | (prompts, *, n=1) |" in lines
+    assert "- style changed: step" in lines
+
+
+@pytest.mark.parametrize("arguments", [["--live", "--client", "mine:Client"], ["--set", "trainer.lr=1"]])
+def test_options_that_do_not_go_together_exit_2(run, arguments):
+    assert run("check-backend", "toy", *arguments, mine=CLIENT).returncode == 2
+
+
+@pytest.mark.slow
+def test_live_puts_the_local_backend_through_its_verbs(run):
+    done = run("check-backend", "local", "--live", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    trial = json.loads(done.stdout)["trial"]
+    assert {check["outcome"] for check in trial["checks"]} == {"ok"}
+    assert len(trial["checks"]) == 9

@@ -6,6 +6,8 @@ How a method is called is decided by `calling.style`, the same function that a r
 A mock answers to anything, so it proves nothing: it stops a run, like what is missing.
 
   report          what is reported
+  contracts       what a run calls, from a Protocol class or from an adapter's contract file
+  packages        the distribution that a target is of, and its version
   checking        what of a backend is judged, and where it is found
   comparing       a target against the contract: each method's style ...
   signatures      ... and its parameters
@@ -14,11 +16,13 @@ A mock answers to anything, so it proves nothing: it stops a run, like what is m
   source          finding a name in source, through re-exports, without importing anything
   source_classes  targets that are read from source
   source_imports  the packages that a module imports and that are not installed
+  lock            what was seen, pinned in a file, and what has changed since
+  trial           a tiny job on the started backend: the contract, timed
 """
 
 from __future__ import annotations
 
 from rlctl.backends.probe.checking import check
-from rlctl.backends.probe.report import Finding, MethodReport, PartReport, Report
+from rlctl.backends.probe.report import Finding, MethodReport, Package, PartReport, Report, Trial, TrialCheck
 
-__all__ = ["Finding", "MethodReport", "PartReport", "Report", "check"]
+__all__ = ["Finding", "MethodReport", "Package", "PartReport", "Report", "Trial", "TrialCheck", "check"]

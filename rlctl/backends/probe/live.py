@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -37,10 +38,14 @@ def live_target(reference: str, thing: object) -> Target:
         find = in_actor(_find_in(actor))
         return class_target(reference, find, kind="Ray actor class", read=_READ, is_protocol=_is_protocol(actor))
     if isinstance(thing, type):
-        return class_target(reference, _find_in(thing), kind="class", read=_READ, is_protocol=_is_protocol(thing))
+        find, protocol = _find_in(thing), _is_protocol(thing)
+        return class_target(
+            reference, find, kind="class", read=_READ, is_protocol=protocol, public=_public_methods(thing)
+        )
     if inspect.isroutine(thing) or isinstance(thing, functools.partial):
         return _factory_target(reference, thing)
-    return Target(reference, f"object of class {type(thing).__qualname__}", _READ, implemented(_find_in(thing)))
+    kind = f"object of class {type(thing).__qualname__}"
+    return Target(reference, kind, _READ, implemented(_find_in(thing)), public=_public_methods(type(thing)))
 
 
 def _actor_class(thing: object) -> type | None:
@@ -58,7 +63,8 @@ def _factory_target(reference: str, factory: object) -> Target:
     returned = _returned_class(factory)
     if returned is None:
         return silent_factory_target(reference, read=_READ)
-    return factory_target(reference, _find_in(returned), returns=returned.__qualname__, read=_READ)
+    public = _public_methods(returned)
+    return factory_target(reference, _find_in(returned), returns=returned.__qualname__, read=_READ, public=public)
 
 
 def _returned_class(factory: object) -> type | None:
@@ -86,6 +92,18 @@ def _one_class(hint: object) -> type | None:
     if isinstance(origin, type) and arguments and calling.promises_awaitable(origin.__qualname__):
         return _one_class(arguments[-1])
     return origin if isinstance(origin, type) else None
+
+
+def _public_methods(cls: type) -> tuple[str, ...]:
+    """Names that the class, or one it builds on outside of the standard library, gives to functions."""
+    bases = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] not in _LIBRARIES]
+    known = (types.FunctionType, staticmethod, classmethod, functools.partialmethod, functools.partial)
+    members = {name: member for base in bases for name, member in vars(base).items()}
+    return tuple(name for name, member in members.items() if not name.startswith("_") and isinstance(member, known))
+
+
+_LIBRARIES = sys.stdlib_module_names | {"pydantic"}
+"""Packages whose classes have methods of their own, which no client means as its own."""
 
 
 def _find_in(thing: object) -> Find:

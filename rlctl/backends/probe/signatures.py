@@ -79,12 +79,12 @@ def _differences(wanted: Parameter, has: Parameter, *, by_position: bool) -> Ite
         return
     if has.default is Parameter.empty:
         yield Finding(f"parameter {wanted.name!r} has no default here, rlctl may leave it out", stops=True)
-    elif _shown(has.default) != _shown(wanted.default):
-        text = f"default of {wanted.name!r} is {_shown(has.default)}, where {_shown(wanted.default)} is expected"
-        yield Finding(text, stops=False)
+    elif _shown_default(has.default) != _shown_default(wanted.default):
+        given, asked = _shown_default(has.default), _shown_default(wanted.default)
+        yield Finding(f"default of {wanted.name!r} is {given}, where {asked} is expected", stops=False)
 
 
-def _shown(default: object) -> str:
+def _shown_default(default: object) -> str:
     return default.text if isinstance(default, WrittenDefault) else repr(default)
 
 
@@ -107,3 +107,17 @@ def _unnamed(wanted: Parameter, has: Iterable[Parameter]) -> Iterator[Finding]:
         yield Finding(f"parameter {wanted.name!r} is missing", stops=True)
     elif len(taken) < len(ways):
         yield Finding(f"parameter {wanted.name!r} is taken by {taken[0]} only", stops=True)
+
+
+def shown(signature: Signature | None) -> str:
+    """A signature without annotations, which differ in wording only: `(batch, processing=None)`; "" for None."""
+    if signature is None:
+        return ""
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is Parameter.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        prefix = "*" * (parameter.kind is Parameter.VAR_POSITIONAL) + "**" * (parameter.kind is Parameter.VAR_KEYWORD)
+        default = "" if parameter.default is Parameter.empty else f"={_shown_default(parameter.default)}"
+        parts.append(f"{prefix}{parameter.name}{default}")
+    return f"({', '.join(parts)})"

@@ -36,12 +36,28 @@ def source_target(reference: str, definition: Definition) -> Target:
     read = f"read from source: {source.path}"
     if isinstance(node, ast.ClassDef):
         is_protocol = any(_last_word(base) == "Protocol" for base in node.bases)
-        return class_target(reference, _find_in(source, node), kind="class", read=read, is_protocol=is_protocol)
+        find, public = _find_in(source, node), _public_methods(source, node)
+        return class_target(reference, find, kind="class", read=read, is_protocol=is_protocol, public=public)
     returned = None if node.returns is None else resolve_expression(source, node.returns)
     if returned is None or not isinstance(returned.node, ast.ClassDef):
         return silent_factory_target(reference, read=read)
     find = _find_in(returned.source, returned.node)
-    return factory_target(reference, find, returns=returned.node.name, read=read)
+    public = _public_methods(returned.source, returned.node)
+    return factory_target(reference, find, returns=returned.node.name, read=read, public=public)
+
+
+def _public_methods(source: Source, node: ast.ClassDef) -> tuple[str, ...]:
+    """Names of the functions that a class, or a base whose source is here, defines; properties are none."""
+    names: dict[str, None] = {}
+    for cls in _lineage(source, node):
+        for member in statements(cls) if isinstance(cls, ast.ClassDef) else ():
+            if isinstance(member, Function) and not member.name.startswith("_") and not _is_property(member):
+                names.setdefault(member.name)
+    return tuple(names)
+
+
+def _is_property(node: Function) -> bool:
+    return any(_last_word(decorator).endswith(("property", "setter", "deleter")) for decorator in node.decorator_list)
 
 
 def _find_in(source: Source, node: ast.ClassDef) -> Find:
@@ -96,7 +112,7 @@ def _defined(node: Function) -> Found:
     decorators = [_last_word(decorator) for decorator in node.decorator_list]
     if any(decorator.endswith("property") for decorator in decorators):
         return Found("property")
-    signature = _signature(node.args, drop_first="staticmethod" not in decorators)
+    signature = signature_of(node.args, drop_first="staticmethod" not in decorators)
     abstract = "abstractmethod" in decorators
     if others := [decorator for decorator in decorators if decorator not in _HARMLESS]:
         written = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
@@ -117,7 +133,8 @@ def _own_nodes(function: Function) -> Iterator[ast.AST]:
     return walk(function.body, into=lambda node: not isinstance(node, inner))
 
 
-def _signature(arguments: ast.arguments, *, drop_first: bool) -> Signature:
+def signature_of(arguments: ast.arguments, *, drop_first: bool) -> Signature:
+    """A signature as it is written, without the first parameter if that is the object's."""
     kinds = ((Parameter.POSITIONAL_ONLY, arguments.posonlyargs), (Parameter.POSITIONAL_OR_KEYWORD, arguments.args))
     positional = [(node.arg, kind) for kind, nodes in kinds for node in nodes]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))

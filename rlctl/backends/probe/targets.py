@@ -53,17 +53,21 @@ class Target:
     find: Find | None
     """None when it is not known which class stands behind the target."""
     findings: tuple[Finding, ...] = ()
+    public: tuple[str, ...] = ()
+    """Names of the public methods that it defines, in their order."""
 
 
-def class_target(name: str, find: Find, *, kind: str, read: str, is_protocol: bool) -> Target:
+def class_target(
+    name: str, find: Find, *, kind: str, read: str, is_protocol: bool, public: tuple[str, ...] = ()
+) -> Target:
     """A class that a run makes an object of."""
     protocol = Finding(f"{name} is a Protocol, which describes a client and is none", stops=True)
-    return Target(name, kind, read, implemented(find), (protocol,) if is_protocol else ())
+    return Target(name, kind, read, implemented(find), (protocol,) if is_protocol else (), public)
 
 
-def factory_target(name: str, find: Find, *, returns: str, read: str) -> Target:
+def factory_target(name: str, find: Find, *, returns: str, read: str, public: tuple[str, ...] = ()) -> Target:
     """A function that makes the object: of a subclass, where the class it is annotated with is abstract."""
-    return Target(name, f"factory of {returns}", read, find)
+    return Target(name, f"factory of {returns}", read, find, public=public)
 
 
 def silent_factory_target(name: str, *, read: str) -> Target:

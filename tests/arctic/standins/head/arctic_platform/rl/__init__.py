@@ -1,0 +1,1 @@
+"""The legacy clients of the development version."""

@@ -1,0 +1,1 @@
+"""The legacy clients of release 0.1.2."""
