@@ -23,6 +23,7 @@ from rlctl.types import Problem
 
 BUILT_IN: Mapping[str, str] = {
     "gsm8k": "rlctl.rewards.math:Gsm8k",
+    "sql": "rlctl.rewards.sql.reward:Sql",
 }
 """Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
 
@@ -39,6 +40,8 @@ class RewardResult:
     note: str = ""
     form: str = ""
     parsed: bool | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Values beside the score, by name: measured and shown like scores, without weight."""
 
 
 Value = float | bool | RewardResult
@@ -76,6 +79,11 @@ class NamedReward:
     @property
     def inline(self) -> bool:
         return self.runs == "inline"
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether each call ends by itself, so that waiting for a turn must not count against `timeout_s`."""
+        return getattr(self.function, "keeps_time", False) is True
 
     @property
     def gold_complaint(self) -> Callable[[Problem], str | None] | None:

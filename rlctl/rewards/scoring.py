@@ -83,11 +83,18 @@ def _combine(reward_set: RewardSet, outcomes: Sequence[_Outcome]) -> Scored:
     """The only place where weights are applied."""
     pairs = list(zip(reward_set.rewards, outcomes, strict=True))
     scores = {reward.name: outcome.result.score for reward, outcome in pairs if outcome.result}
+    for _, outcome in pairs:
+        # A reward's own score keeps its name, whatever another calls its extras.
+        scores |= {name: value for name, value in _extras(outcome).items() if name not in scores}
     note = "; ".join(filter(None, (_note(outcome.result) for _, outcome in pairs if outcome.result)))
     failure = "; ".join(filter(None, (outcome.failure for _, outcome in pairs)))
     if failure:
         return Scored(None, scores, note, failure)
     return Scored(sum(reward.weight * scores[reward.name] for reward, _ in pairs), scores, note)
+
+
+def _extras(outcome: _Outcome) -> dict[str, float]:
+    return dict(outcome.result.extra) if outcome.result else {}
 
 
 def _note(result: RewardResult) -> str:
@@ -115,7 +122,7 @@ async def _call(
         task = asyncio.ensure_future(_guarded(reward, problem, completion))
         try:
             # Not wait_for: it would wait for a coroutine that swallows its cancellation.
-            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+            done, _ = await asyncio.wait({task}, timeout=None if reward.keeps_time else timeout_s)
         finally:
             task.cancel()
     if not done:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlctl.settings.block import Block
+from rlctl.settings.sql import SqlRewardSettings
 
 
 class Gsm8kRewardSettings(Block):
@@ -16,7 +17,7 @@ class Gsm8kRewardSettings(Block):
 
 class RewardSettings(Block):
     functions: list[str] = Field(["gsm8k"], min_length=1)
-    """Rewards by name (`gsm8k`) or as `package.module:function`; the first one's value is the score shown."""
+    """Rewards by name (`gsm8k`, `sql`) or as `package.module:function`; the first one's value is the score shown."""
     weights: list[float] | None = None
     """One weight a function; null weighs each 1."""
     timeout_s: PositiveFloat = 10.0
@@ -25,6 +26,7 @@ class RewardSettings(Block):
     """Let a source that brings its own grader (`reasoning-gym:`, `verifiers:`) grade its problems, in place of the
     first function."""
     gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
+    sql: SqlRewardSettings = SqlRewardSettings()
 
     @model_validator(mode="after")
     def one_weight_a_function(self) -> RewardSettings:

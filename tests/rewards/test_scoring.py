@@ -82,7 +82,7 @@ def test_object_and_method_are_callables_too(name):
     ("name", "says"),
     [
         ("gsm8", "reward 'gsm8' is unknown; the nearest is 'gsm8k'"),
-        ("zzz", "the nearest is 'gsm8k'"),
+        ("zzz", "'zzz' is unknown; the nearest is"),
         ("judges_there:", "'judges_there:' is unknown"),
         ("no_such_module:f", "there is no module 'no_such_module'"),
         ("judges_there:NUMBER", "is a int, not a function"),
