@@ -90,6 +90,11 @@ class NamedReward:
         return getattr(self.function, "gold_complaint", None)
 
     @property
+    def gold_findings(self) -> Callable[[Sequence[Problem]], Sequence[Any]] | None:
+        """What is wrong with gold answers beyond `gold_complaint`, where telling takes work: found on all at once."""
+        return getattr(self.function, "gold_findings", None)
+
+    @property
     def gold_completion(self) -> Callable[[Problem], str | None] | None:
         return getattr(self.function, "gold_completion", None)
 

@@ -24,6 +24,9 @@ class SqlRewardSettings(Block):
     """Seconds one query of a completion may take."""
     gold_timeout_s: PositiveFloat = 300.0
     """Seconds a gold query may take, once: its result is kept in the cache folder."""
+    leave_out_bad_golds: bool = False
+    """Leave out problems whose gold query fails or is over `timeout_s`, since no completion could be right; false keeps
+    them, counts them, and tells how far they lower the best score."""
     memory_mb: int = Field(512, ge=128, lt=2**20)
     """Memory of one worker process, in MiB; a query that wants more fails."""
     max_rows: Count = 50_000

@@ -14,6 +14,7 @@ https://www.sqlite.org/uri.html, https://www.sqlite.org/security.html. Standard 
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import signal
 import sqlite3
@@ -70,6 +71,21 @@ def quoted(name: str) -> str:
     """A table's or column's name as an SQL identifier, whatever is in it."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
+
+
+@functools.cache
+def named(name: str) -> str:
+    """The name as it may stand in a query: plain where SQLite takes it plain, else in quotes."""
+    if not name.isidentifier() or not name.isascii():
+        return quoted(name)
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            # Asked of SQLite itself: which of its keywords may be names depends on the version.
+            connection.execute(f"CREATE TABLE {name}({name})")
+            connection.execute(f"SELECT {name}, {name}.{name} FROM {name} WHERE {name} > 0 GROUP BY {name}")
+        except sqlite3.OperationalError:
+            return quoted(name)
+    return name
 
 
 def check_file(path: str) -> None:

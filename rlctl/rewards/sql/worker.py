@@ -154,7 +154,8 @@ class Worker:
         return time.monotonic() > self.deadline
 
 
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def _recent(cache: OrderedDict[Key, Value], key: Key, *, limit: int) -> Value:

@@ -10,6 +10,7 @@ import pytest
 from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
 from rlctl.rewards.scoring import score as score_all
+from rlctl.rewards.sql.examples import EXAMPLES, graded
 from rlctl.settings.sql import SqlRewardSettings
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.rewards.sql.helpers import database, problem, reward, score
@@ -128,3 +129,7 @@ def test_a_database_that_vanished_is_a_failed_call_and_no_score(path: Path) -> N
     path.unlink()
     with pytest.raises(OSError, match="No such file"):
         rule(asked, block("SELECT n FROM t"))
+
+
+def test_the_rules_that_are_shown_are_those_that_grade() -> None:
+    assert graded() == [(example.bird, example.strict) for example in EXAMPLES]
