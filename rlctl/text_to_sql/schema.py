@@ -123,14 +123,19 @@ def _tables(database: str, num_rows: int, num_examples: int) -> tuple[Table, ...
     connection.set_authorizer(None)
     with contextlib.closing(connection):
         try:
-            names = connection.execute(_TABLES).fetchall()
-            return tuple(_table(connection, name, database, num_rows, num_examples) for (name,) in names)
+            found = connection.execute(_TABLES).fetchall()
+            # A view is shown without rows: there is no telling how long it takes to give one.
+            return tuple(
+                _table(connection, name, database, *((num_rows, num_examples) if kind == "table" else (0, 0)))
+                for name, kind in found
+            )
         except sqlite3.Error as error:
             raise DataError(f"{database}: its schema cannot be read: {error}.") from error
 
 
 _TABLES = """
-SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid
+SELECT name, type FROM sqlite_master
+WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid
 """
 
 
@@ -145,10 +150,11 @@ def _table(connection: sqlite3.Connection, name: str, database: str, num_rows: i
     for column, kind, key, not_null in infos:
         meaning, values = descriptions.get(column.lower(), ("", ""))
         query = f"SELECT {guard.quoted(column)} FROM {quoted} WHERE {guard.quoted(column)} IS NOT NULL LIMIT ?"
-        found = dict.fromkeys(_cell(value) for (value,) in connection.execute(query, (num_examples * 5,)))
+        values_found = connection.execute(query, (num_examples * 5,)) if num_examples else ()
+        found = dict.fromkeys(_cell(value) for (value,) in values_found)
         constraint = "PRIMARY KEY" if key else "NOT NULL" if not_null else ""
         columns.append(Column(column, _line(kind), constraint, meaning, values, tuple(found)[:num_examples]))
-    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT ?", (num_rows,)).fetchall()
+    rows = connection.execute(f"SELECT * FROM {quoted} LIMIT ?", (num_rows,)).fetchall() if num_rows else []
     return Table(name, tuple(columns), _references(connection, name), tuple(tuple(map(_cell, row)) for row in rows))
 
 

@@ -172,12 +172,32 @@ def _unsealed(data: bytes) -> Gold:
 
 _hashes: dict[tuple[object, ...], str] = {}
 
+LARGE_BYTES = 64 * 2**20
+"""From this size on a file's hash is kept on disk too: BIRD's databases are 33 GB, a minute of reading."""
+
 
 def content_hash(path: str) -> str:
-    """SHA-256 of a file's bytes; read once for as long as size, time and place stay the same. Raises OSError."""
+    """SHA-256 of a file's bytes; read once for as long as size, times and place stay the same. Raises OSError."""
     status = os.stat(path)  # noqa: PTH116  # asked for every completion, and five times as fast as Path(path).stat()
     key = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     if key not in _hashes:
-        with Path(path).open("rb") as file:
-            _hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        _hashes[key] = _hash(path) if status.st_size < LARGE_BYTES else _kept_hash(path, key)
     return _hashes[key]
+
+
+def _hash(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _kept_hash(path: str, key: tuple[object, ...]) -> str:
+    name = hashlib.sha256(repr(key).encode("utf-8", "surrogateescape")).hexdigest()
+    kept = cache_folder() / "sql-gold" / "hashes" / name
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        known = kept.read_text("ascii")
+        if len(known) == 64:
+            return known
+    found = _hash(path)
+    with contextlib.suppress(OSError):
+        write_whole(kept, found.encode())
+    return found

@@ -90,6 +90,11 @@ class Sql:
     def golds(self) -> GoldResults:
         return _shared_golds(self.limits, self.gold_timeout_s, os.environ.get("RLCTL_CACHE_DIR"))
 
+    def close(self) -> None:
+        """End the workers; the next call starts new ones."""
+        if "golds" in self.__dict__:
+            self.golds.pool.close()
+
     def _compare(self, database: str, sql: str, gold: Gold) -> Reply:
         compare = {
             "gold": gold.digest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.rewards.sql.gold import GoldResults
+from rlctl.rewards.sql import gold as gold_module
+from rlctl.rewards.sql.gold import GoldResults, content_hash
 from rlctl.rewards.sql.lint import score_ceiling, summary
 from rlctl.rewards.sql.pool import Limits, Pool
 from tests.rewards.sql.helpers import database, problem, reward
@@ -176,3 +178,16 @@ def test_a_gold_over_the_limit_is_computed_once_and_its_copy_times_out(path: Pat
     result = rule(slow, f"```sql\n{SLOW}\n```")
     assert (result.score, result.note.split(":")[0]) == (0.0, "timeout")
     assert rule(slow, "```sql\nSELECT 3000000\n```").score == 1.0
+
+
+def test_a_large_file_is_hashed_once_for_all_runs_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gold_module, "LARGE_BYTES", 1)
+    path = tmp_path / "large"
+    path.write_bytes(b"one")
+    first = content_hash(str(path))
+    gold_module._hashes.clear()
+    assert content_hash(str(path)) == first == hashlib.sha256(b"one").hexdigest()
+    path.write_bytes(b"two, longer")
+    assert content_hash(str(path)) == hashlib.sha256(b"two, longer").hexdigest()
