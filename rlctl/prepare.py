@@ -138,7 +138,7 @@ def _problems(
 ) -> tuple[list[Pool], Sequence[Problem], list[str]]:
     train = data.load_pools(settings.data, split="train", seed=settings.seed, check=rewards.gold_complaint)
     evaluation = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
-    sql = SqlProblems(settings, rewards, measure=lambda text: len(tokenizer.encode(Problem("", text, ""))))
+    sql = SqlProblems(settings, rewards, tokenizer)
     train = [replace(pool, problems=sql.ready(pool.problems)) for pool in train]
     evaluation = sql.ready(evaluation)
     notes: list[str] = []

@@ -146,7 +146,9 @@ async def train(
 ) -> Path:
     """Both stages of supervised training, on rlctl's own engine: the gradient of GRPO's loss on a demonstration whose
     advantage is 1, before any update, is that of its log-likelihood."""
-    settings = Settings(model={"path": str(untrained)}, trainer={"betas": (0.9, 0.95)}, local={"dtype": "float32", "num_threads": 1})
+    # One thread: the products of a model of that size are too small to share.
+    local = {"dtype": "float32", "num_threads": 1}
+    settings = Settings(model={"path": str(untrained)}, trainer={"betas": (0.9, 0.95)}, local=local)
     job = settings.job(model=str(untrained), end_token_ids=(tokenizer.eos_token_id,))
     backend = LocalBackend(settings.local, replace(job, max_prompt_length=128, max_response_length=128))
     await backend.start()

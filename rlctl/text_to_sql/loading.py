@@ -13,7 +13,8 @@ from rlctl.rewards import RewardSet
 from rlctl.rewards.sql.lint import Finding, summary
 from rlctl.settings import Settings
 from rlctl.sources import LazyProblems
-from rlctl.text_to_sql.prompt import Measure, PromptBuilder
+from rlctl.text_to_sql.prompt import PromptBuilder
+from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
 
 _COMPARISONS = {
@@ -25,11 +26,20 @@ SHOWN = 3
 """Findings told one by one; `rlctl data lint` tells them all."""
 
 
+def prompt_builder(settings: Settings, tokenizer: ChatTokenizer) -> PromptBuilder:
+    """What puts a run's schemas into its prompts, measured by its tokenizer and chat template."""
+    return PromptBuilder(
+        settings.data.sql,
+        budget=settings.data.max_prompt_length,
+        measure=lambda text: len(tokenizer.encode(Problem("", text, ""))),
+    )
+
+
 class SqlProblems:
     """Makes the problems of a run ready, and remembers what to tell of it."""
 
-    def __init__(self, settings: Settings, rewards: RewardSet, *, measure: Measure) -> None:
-        self.prompts = PromptBuilder(settings.data.sql, budget=settings.data.max_prompt_length, measure=measure)
+    def __init__(self, settings: Settings, rewards: RewardSet, tokenizer: ChatTokenizer) -> None:
+        self.prompts = prompt_builder(settings, tokenizer)
         self.rewards = [reward for reward in rewards.rewards if reward.gold_findings]
         self.comparison = settings.reward.sql.comparison
         self.leaves_out = settings.reward.sql.leave_out_bad_golds

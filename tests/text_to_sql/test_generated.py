@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.data_filters import without_duplicates
 from rlctl.rewards.sql.rows import decode
 from rlctl.settings.data import DataSettings
 from rlctl.sources import Request, load
@@ -73,3 +74,10 @@ def test_the_source_is_known_by_its_name() -> None:
     assert problems[3] == text_to_sql_problem(0, 3, split="train")
     assert Path(problems[3].extra["database"]).is_file()
     assert (Path(problems[3].extra["database"]).parent / "database_description").is_dir()
+
+
+def test_the_same_question_about_another_database_is_another_problem() -> None:
+    problems = [text_to_sql_problem(0, index, split="train") for index in range(400)]
+    count = [problem for problem in problems if problem.question.startswith("How many pupils are there?")]
+    assert len({problem.extra["database"] for problem in count}) > 1
+    assert len(without_duplicates(count)) == len({problem.extra["database"] for problem in count})
