@@ -13,8 +13,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from rlctl.rewards.sql.reward import Sql
-from rlctl.settings.sql import SqlRewardSettings
+from rlctl.rewards.sql.reward import sql
 from rlctl.text_to_sql.questions import text_to_sql_problem
 
 IN_ONE_INSTRUCTION = "SELECT hex(zeroblob(8000000)) LIKE '%' || hex(zeroblob(4000)) || '1%'"
@@ -32,7 +31,7 @@ def main() -> None:
 
 
 def measure(executions: int, *, workers: int | None, num_threads: int) -> None:
-    rule = Sql(**SqlRewardSettings(workers=workers, timeout_s=0.5).model_dump())
+    rule = sql(workers=workers, timeout_s=0.5)
     problems = [text_to_sql_problem(0, index, split="train") for index in range(500)]
     start = time.perf_counter()
     for problem in problems:

@@ -23,9 +23,10 @@ from rlctl.types import Problem
 
 BUILT_IN: Mapping[str, str] = {
     "gsm8k": "rlctl.rewards.math:Gsm8k",
-    "sql": "rlctl.rewards.sql.reward:Sql",
+    "sql": "rlctl.rewards.sql.reward:sql",
 }
-"""Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
+"""Name -> class or function that makes the reward from the settings of `[reward.NAME]`, given as keywords. Strings, so
+that listing imports nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.rewards.sql.reward import Sql
-from rlctl.settings.sql import SqlRewardSettings
+from rlctl.rewards.sql.reward import sql
 from rlctl.types import Problem
 
 TABLE = "t(n, s) = (1, 'x'), (2, 'y')"
@@ -58,8 +57,8 @@ def graded() -> list[tuple[float, float]]:
         connection.commit()
         connection.close()
         rules = [
-            Sql(**SqlRewardSettings(comparison="bird", timeout_s=5).model_dump()),
-            Sql(**SqlRewardSettings(comparison="strict", timeout_s=5).model_dump()),
+            sql(comparison="bird", timeout_s=5),
+            sql(comparison="strict", timeout_s=5),
         ]
         scores = []
         for example in EXAMPLES:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import resource
 import signal
 import sqlite3
 from pathlib import Path
@@ -172,6 +171,8 @@ FUNCTIONS = frozenset(
 
 def limit_process(*, memory_mb: int) -> None:
     """Bound this process for good: memory, files, core dumps. A limit that the system does not know is left out."""
+    import resource  # here, since the rest of this module is used where there is no such module too
+
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     for kind, value in (
         ("RLIMIT_FSIZE", 0),

@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlctl.rewards.base import Place, RewardResult
 from rlctl.rewards.sql import guard
@@ -25,6 +25,13 @@ from rlctl.types import Problem
 
 PARTIAL = 0.1
 """For a query that executes, or an answer that is well formed."""
+
+
+def sql(**options: Any) -> Sql:
+    """The reward with the defaults of `[reward.sql]` for what is left out. Raises pydantic's ValidationError."""
+    from rlctl.settings.sql import SqlRewardSettings
+
+    return Sql(**SqlRewardSettings(**options).model_dump())
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rlctl.rewards.sql.reward import Sql
-from rlctl.settings.sql import SqlRewardSettings
+from rlctl.rewards.sql.reward import Sql, sql
 from rlctl.types import Problem
 
 
@@ -24,7 +23,7 @@ def database(path: Path, *statements: str) -> Path:
 
 
 def reward(**settings: Any) -> Sql:
-    return Sql(**SqlRewardSettings(**settings).model_dump())
+    return sql(**settings)
 
 
 def problem(path: Path, gold: str, name: str = "p") -> Problem:

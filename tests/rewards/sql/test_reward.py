@@ -11,7 +11,6 @@ from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
 from rlctl.rewards.scoring import score as score_all
 from rlctl.rewards.sql.examples import EXAMPLES, graded
-from rlctl.settings.sql import SqlRewardSettings
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.rewards.sql.helpers import database, problem, reward, score
 
@@ -89,7 +88,7 @@ def test_a_result_tells_how_it_was_compared(path: Path) -> None:
 
 
 def test_extras_reach_the_metrics_beside_the_score(path: Path) -> None:
-    rewards = load_rewards(["sql"], options={"sql": SqlRewardSettings().model_dump()})
+    rewards = load_rewards(["sql"])
     asked = Problem("p", "?", "SELECT n FROM t", source="bird", extra={"database": str(path)})
     texts = [THOUGHT + block("SELECT n FROM t"), block("SELECT nothing"), THOUGHT + block("SELECT 1"), ""]
     scored = asyncio.run(score_all(rewards, [(asked, text) for text in texts]))
