@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlctl.data_files import Columns, DatabaseColumns, problems_from, read_rows
@@ -29,7 +30,9 @@ def bird_problems(request: Request) -> Sequence[Problem]:
     if not folder.is_dir():
         raise DataError(f"{folder} is missing: the databases of {file}.", hint="unpack the data set's databases there.")
     columns = Columns("question", "SQL", database=DatabaseColumns("db_id", str(folder), "evidence"))
-    problems = problems_from(read_rows(file), where=str(file), prefix=SOURCE, columns=columns, check=request.check)
+    read = problems_from(read_rows(file), where=str(file), prefix=SOURCE, columns=columns, check=request.check)
+    # Both splits number their rows from 1.
+    problems = [replace(problem, id=problem.id.replace(SOURCE, f"{SOURCE}/{file.stem}", 1)) for problem in read]
     if request.split == "train" or len(problems) <= request.eval_size:
         return problems
     chosen = random.Random(f"{SOURCE}/{request.seed}").sample(range(len(problems)), request.eval_size)

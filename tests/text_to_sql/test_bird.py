@@ -94,7 +94,7 @@ def prepared(*settings: str) -> Any:
 
 
 def test_a_run_starts_from_prompts_and_tells_how_it_compares_and_what_golds_cost(tmp_path: Path) -> None:
-    bad = {"question": "Bad?", "evidence": "", "SQL": "SELECT nothing", "db_id": "shop"}
+    bad = {"question": "Bad?", "evidence": "", "SQL": "SELECT missing", "db_id": "shop"}
     root = bird(tmp_path, rows=[*ROWS, bad, {**ROWS[0], "question": "And how many?"}])
     common = (f"data.source=bird:{root}", "trainer.train_batch_size=2", "data.max_prompt_length=400")
     kept = prepared(*common, "reward.sql.comparison=strict")
@@ -103,13 +103,13 @@ def test_a_run_starts_from_prompts_and_tells_how_it_compares_and_what_golds_cost
     notes = "\n".join(kept.notes)
     assert "reward.sql.comparison = strict" in notes
     assert "2 fail; score ceiling 6/8" in notes
-    assert "bird:3: gold query fails (invalid): no such column: nothing" in notes
+    assert "bird/train:3: gold query fails (invalid): no such column: missing" in notes
     left = prepared(*common, "reward.sql.leave_out_bad_golds=true")
     assert (len(left.problems), len(left.eval_problems)) == (3, 3)
 
 
 def test_golds_that_all_fail_stop_the_run(tmp_path: Path) -> None:
-    root = bird(tmp_path, rows=[{**ROWS[0], "SQL": "SELECT nothing"}])
+    root = bird(tmp_path, rows=[{**ROWS[0], "SQL": "SELECT missing"}])
     with pytest.raises(DataError, match="none of 1 gold queries gives a result"):
         prepared(f"data.source=bird:{root}", "data.max_prompt_length=400")
 
