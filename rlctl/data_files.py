@@ -29,6 +29,15 @@ Keeps = Callable[["Row"], "bool | Fault"]
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseColumns:
+    """Which column holds a problem's database, as a path or as its name within `root`, and which its evidence."""
+
+    name: str
+    root: str | None = None
+    evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Which columns hold what; `a.b` is column b within a. Without `id`, problems are named by their line."""
 
@@ -36,6 +45,7 @@ class Columns:
     answer: str = "answer"
     id: str | None = None
     extra: tuple[str, ...] = ()
+    database: DatabaseColumns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +151,28 @@ def problem_of(row: Row, *, prefix: str, columns: Columns) -> Problem | Fault:
         if complaint := _text_complaint(value):
             return Fault(row.line, f"{column} {complaint}")
     extra = {column: cell(row, column) for column in columns.extra}
+    if columns.database:
+        found = _database_of(row, columns.database)
+        if isinstance(found, Fault):
+            return found
+        extra |= found
     return Problem(
         id=str(name), question=str(question), answer=str(answer), source=prefix, extra=extra, messages=messages
     )
+
+
+def _database_of(row: Row, columns: DatabaseColumns) -> dict[str, object] | Fault:
+    """What the reward `sql` and its prompt need: the database's path and the evidence, which may be absent."""
+    name = cell(row, columns.name)
+    if name is MISSING:
+        return Fault(row.line, f"no column {columns.name!r}; {_columns_there(columns.name, row.values)}")
+    if complaint := _text_complaint(name):
+        return Fault(row.line, f"{columns.name} {complaint}")
+    path = Path(columns.root or "", str(name)).expanduser()
+    if not path.suffix:
+        path = path / f"{path.name}.sqlite"
+    evidence = cell(row, columns.evidence) if columns.evidence else ""
+    return {"database": str(path.absolute()), "evidence": evidence if isinstance(evidence, str) else ""}
 
 
 MISSING = object()

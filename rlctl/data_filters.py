@@ -52,8 +52,14 @@ def without_duplicates(problems: Iterable[Problem]) -> list[Problem]:
     """Each question once, where it comes first."""
     seen: dict[str, Problem] = {}
     for problem in problems:
-        seen.setdefault(normalised(problem.question), problem)
+        seen.setdefault(identity(problem), problem)
     return list(seen.values())
+
+
+def identity(problem: Problem) -> str:
+    """What makes two problems the same: the normalised question and, for text-to-SQL, its database and evidence."""
+    about = [str(problem.extra[key]) for key in ("database", "evidence") if key in problem.extra]
+    return "\n".join([normalised(problem.question), *about])
 
 
 def normalised(text: str) -> str:
@@ -63,5 +69,5 @@ def normalised(text: str) -> str:
 
 def overlapping(train: Sequence[Problem], evaluation: Sequence[Problem]) -> list[Problem]:
     """The evaluation problems whose question, normalised, is trained on too."""
-    trained_on = {normalised(problem.question) for problem in train}
-    return [problem for problem in evaluation if normalised(problem.question) in trained_on]
+    trained_on = {identity(problem) for problem in train}
+    return [problem for problem in evaluation if identity(problem) in trained_on]

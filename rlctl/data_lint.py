@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rlctl.data_files import Columns, Fault, Row, problem_of
-from rlctl.data_filters import normalised
+from rlctl.data_filters import identity
 from rlctl.rewards import RewardSet
 from rlctl.types import Problem
 
@@ -117,7 +117,7 @@ def _duplicates(split: Split, rewards: RewardSet) -> Iterator[Finding]:
     """Questions that come again; an error where their answers differ, since one of them must be wrong."""
     same: dict[str, list[Problem]] = defaultdict(list)
     for problem in split.problems:
-        same[normalised(problem.question)].append(problem)
+        same[identity(problem)].append(problem)
     for first, *others in same.values():
         for other in others:
             exactly = "" if other.question == first.question else ", but for letter case and spacing"
@@ -169,9 +169,9 @@ def _overlap(splits: Sequence[Split]) -> Iterator[Finding]:
     if len(splits) < 2:
         return
     train, evaluation = splits[0], splits[1]
-    places = {normalised(problem.question): problem for problem in train.problems}
+    places = {identity(problem): problem for problem in train.problems}
     for problem in evaluation.problems:
-        twin = places.get(normalised(problem.question))
+        twin = places.get(identity(problem))
         if twin is not None:
             told = f"this evaluation question is trained on too: {train.place(twin)}"
             yield Finding("error", "overlap", evaluation.place(problem), told)

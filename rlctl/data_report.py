@@ -24,6 +24,7 @@ from rlctl.prepare import load_policy
 from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
 from rlctl.settings.data import MixedSourceSettings
+from rlctl.text_to_sql.loading import prompt_builder
 from rlctl.types import Problem
 
 Style = Literal["text", "json"]
@@ -91,12 +92,13 @@ def _of_source(settings: Settings, table: MixedSourceSettings, split: str, *, at
 def measure(settings: Settings, *, at_most: int) -> list[SplitStats]:
     """Statistics of the training and the evaluation problems, as a run would have them before its length filter."""
     tokenizer = load_policy(settings).tokenizer
+    prompts = prompt_builder(settings, tokenizer)
     found = []
     for split in ("train", "eval"):
         problems = data.load_problems(settings.data, split="train" if split == "train" else "eval", seed=settings.seed)
         if not len(problems):
             continue
-        some = problems[:at_most] if isinstance(problems, data.LazyProblems) else problems
+        some = prompts(problems[:at_most] if isinstance(problems, data.LazyProblems) else problems)
         limit = settings.data.max_prompt_length
         found.append(stats_of(split, some, num_problems=len(problems), tokenizer=tokenizer, limit=limit))
     return found

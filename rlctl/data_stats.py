@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
-from rlctl.data_filters import normalised
+from rlctl.data_filters import identity
 from rlctl.errors import BackendUnavailable, ConfigError
 from rlctl.tokenizer import Tokenizer
 from rlctl.types import Problem
@@ -100,7 +100,7 @@ def stats_of(
         Lengths(lengths, limit),
         sorted(over, key=lambda pair: -pair[1]),
         dict(Counter(problem.source for problem in problems).most_common()),
-        len({normalised(problem.question) for problem in problems}),
+        len({identity(problem) for problem in problems}),
         len({problem.answer.rpartition("####")[2].strip() for problem in problems}),
     )
 

@@ -6,6 +6,7 @@ Steps and the result go to stdout; notes go to stderr. Numbers have units; perce
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -247,12 +248,17 @@ def algorithm_line(settings: Settings) -> str:
 
 
 def core_scores(metrics: Metrics) -> dict[str, float]:
-    """The task scores of an evaluation: `val-core/.../acc/mean@N`, and pass@k beside them."""
-    return {
-        key: value
-        for key, value in metrics.items()
-        if key.startswith("val-core/") and value is not None and ("/acc/" in key or "/pass@" in key)
-    }
+    """What to show of an evaluation: `val-core/.../acc/mean@N`, pass@k, and means of what else rewards measured.
+
+    Beside such other means stands the reward's, which they explain.
+    """
+    others = [key for key in metrics if key.startswith("val-aux/") and _MEAN.search(key)]
+    kinds = ("/acc/", "/pass@", "/reward/") if others else ("/acc/", "/pass@")
+    core = [key for key in metrics if key.startswith("val-core/") and any(kind in key for kind in kinds)]
+    return {key: metrics[key] for key in (*core, *others) if metrics[key] is not None}
+
+
+_MEAN = re.compile(r"/mean@\d+$")
 
 
 def summary_lines(outcome: Outcome, prepared: Prepared) -> list[str]:

@@ -26,6 +26,7 @@ from rlctl.rewards.loading import rewards_of
 from rlctl.rollouts import Groups, Sampler
 from rlctl.runfiles import sample_record, strict
 from rlctl.settings import Settings
+from rlctl.text_to_sql.loading import SqlProblems
 from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
 
@@ -57,8 +58,10 @@ def prepare(settings: Settings, *, limit: int | None) -> PreparedEvaluation:
         raise DataError("there are no problems to evaluate on.", hint="name a file: --data FILE")
     if limit is not None and limit < len(problems):
         problems = [problems[i] for i in data.some_of(len(problems), size=limit, seed=settings.seed)]
-    kept, dropped = within_length(settings, policy.tokenizer, problems)
+    sql = SqlProblems(settings, rewards, policy.tokenizer)
+    kept, dropped = within_length(settings, policy.tokenizer, sql.ready(problems))
     rewards, notes = with_own_graders(rewards, settings)
+    notes += sql.notes()
     if dropped:
         limit_tokens = settings.data.max_prompt_length
         notes.append(f"{dropped} prompts longer than data.max_prompt_length = {limit_tokens} tokens are left out")

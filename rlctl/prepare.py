@@ -21,6 +21,7 @@ from rlctl.rewards import RewardSet
 from rlctl.rewards.golds import check_golds
 from rlctl.rewards.loading import rewards_of
 from rlctl.settings import Settings
+from rlctl.text_to_sql.loading import SqlProblems
 from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
 
@@ -131,6 +132,9 @@ def _problems(
 ) -> tuple[list[Pool], Sequence[Problem], list[str]]:
     train = data.load_pools(settings.data, split="train", seed=settings.seed, check=rewards.gold_complaint)
     evaluation = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
+    sql = SqlProblems(settings, rewards, tokenizer)
+    train = [replace(pool, problems=sql.ready(pool.problems)) for pool in train]
+    evaluation = sql.ready(evaluation)
     notes: list[str] = []
     pools, dropped = [], 0
     for pool in train:
@@ -138,6 +142,7 @@ def _problems(
         pools.append(replace(pool, problems=problems))
         dropped += too_long
     evaluation, eval_dropped = within_length(settings, tokenizer, evaluation) if len(evaluation) else (evaluation, 0)
+    notes += sql.notes()
     limit = settings.data.max_prompt_length
     if dropped or eval_dropped:
         notes.append(

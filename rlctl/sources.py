@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from rlctl import hub
-from rlctl.data_files import READERS, Check, Columns, Row, problems_from
+from rlctl.data_files import READERS, Check, Columns, DatabaseColumns, Row, problems_from
 from rlctl.data_filters import row_filter
 from rlctl.environments import reasoning_gym, verifiers
 from rlctl.errors import DataError
@@ -48,7 +48,8 @@ class Request:
 
 
 def columns_of(spec: SourceBlock) -> Columns:
-    return Columns(spec.question_key, spec.answer_key, spec.id_key, spec.extra_keys)
+    database = DatabaseColumns(spec.database_key, spec.database_root, spec.evidence_key) if spec.database_key else None
+    return Columns(spec.question_key, spec.answer_key, spec.id_key, spec.extra_keys, database)
 
 
 Loader = Callable[[Request], Sequence[Problem]]
@@ -108,11 +109,24 @@ def _word_problems(request: Request) -> Sequence[Problem]:
     return LazyProblems(lambda index: word_problem(request.seed, index, split=request.split), size=request.size)
 
 
-GENERATORS: Mapping[str, Loader] = {"word-problems": _word_problems}
+def _text_to_sql(request: Request) -> Sequence[Problem]:
+    from rlctl.text_to_sql.questions import text_to_sql_problem
+
+    return LazyProblems(lambda index: text_to_sql_problem(request.seed, index, split=request.split), size=request.size)
+
+
+def _bird(request: Request) -> Sequence[Problem]:
+    from rlctl.text_to_sql.bird import bird_problems
+
+    return bird_problems(request)
+
+
+GENERATORS: Mapping[str, Loader] = {"word-problems": _word_problems, "text-to-sql": _text_to_sql}
 """Problems that need nothing but rlctl: the name behind `generated:` -> loader."""
 
 LOADERS: Mapping[str, Loader] = {
     "generated:": _generated,
+    "bird:": _bird,
     reasoning_gym.PREFIX: reasoning_gym.load,
     verifiers.PREFIX: verifiers.load,
 }

@@ -26,6 +26,9 @@ def rewards(context: typer.Context) -> None:
 @app.command()
 def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
     """Print what a reward goes by, and grade telling examples, with the rule that each shows."""
+    if name == "sql":
+        _describe_sql()
+        return
     import importlib
     import inspect
 
@@ -42,3 +45,11 @@ def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "
     for example in BY_NAME.get(name, ()):
         grade = grade_gsm8k(example.completion, example.gold, allow_last_number=example.allow_last_number)
         typer.echo(f"{grade.score:.0f}  gold {example.gold!r:16} {example.completion!r:28} {example.rule}")
+
+
+def _describe_sql() -> None:
+    from rlctl.rewards.sql.examples import EXAMPLES, TABLE, graded
+
+    typer.echo(f"bird strict  on {TABLE}")
+    for example, (bird, strict) in zip(EXAMPLES, graded(), strict=True):
+        typer.echo(f"{bird:4.1f} {strict:6.1f}  gold {example.gold!r:30} {example.completion!r:60} {example.rule}")

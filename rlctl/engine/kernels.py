@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from rlctl.engine.peak import cache_folder
+from rlctl.cache import cache_folder
 
 FOLDER = Path(__file__).parent
 HEADER = FOLDER / "element.h"

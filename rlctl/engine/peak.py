@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from rlctl.cache import cache_folder
 from rlctl.perf import datasheet_peak
 
 SIZE = 2048
@@ -53,13 +54,6 @@ def measure(dtype: torch.dtype) -> float:
         a @ b
         best = min(best, time.perf_counter() - start)
     return 2.0 * SIZE**3 / best
-
-
-def cache_folder() -> Path:
-    """RLCTL_CACHE_DIR, else rlctl's folder in the user's cache."""
-    chosen = os.environ.get("RLCTL_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else base / "rlctl"
 
 
 def _read(file: Path) -> dict[str, float]:

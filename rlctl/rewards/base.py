@@ -27,8 +27,10 @@ if TYPE_CHECKING:  # the pool makes rewards by this module
 BUILT_IN: Mapping[str, str] = {
     "gsm8k": "rlctl.rewards.math:Gsm8k",
     "math_verify": "rlctl.rewards.symbolic:MathVerify",
+    "sql": "rlctl.rewards.sql.reward:sql",
 }
-"""Name -> class, made with the settings of `[reward.NAME]` as keywords. Strings, so that listing imports nothing."""
+"""Name -> class or function that makes the reward from the settings of `[reward.NAME]`, given as keywords. Strings, so
+that listing imports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class RewardResult:
     note: str = ""
     form: str = ""
     parsed: bool | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Values beside the score, by name: measured and shown like scores, without weight."""
 
 
 Value = float | bool | RewardResult
@@ -84,8 +88,18 @@ class NamedReward:
         return self.runs == "inline"
 
     @property
+    def keeps_time(self) -> bool:
+        """Whether each call ends by itself, so that waiting for a turn must not count against `timeout_s`."""
+        return getattr(self.function, "keeps_time", False) is True
+
+    @property
     def gold_complaint(self) -> Callable[[Problem], str | None] | None:
         return getattr(self.function, "gold_complaint", None)
+
+    @property
+    def gold_findings(self) -> Callable[[Sequence[Problem]], Sequence[Any]] | None:
+        """What is wrong with gold answers beyond `gold_complaint`, where telling takes work: found on all at once."""
+        return getattr(self.function, "gold_findings", None)
 
     @property
     def gold_completion(self) -> Callable[[Problem], str | None] | None:

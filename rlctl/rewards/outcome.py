@@ -47,13 +47,18 @@ def outcome_of(name: str, value: object, *, weight: float, seconds: float) -> Ou
     if not abs(result.score * weight) < LARGEST_REWARD:
         text = f"returned {result.score:g}, which is no usable number"
         return Outcome(None, Failure("not_finite", text), seconds)
+    broken = [f"{key} = {number:g}" for key, number in result.extra.items() if not math.isfinite(number)]
+    if broken:
+        return Outcome(None, Failure("not_finite", f"returned {', '.join(broken)}"), seconds)
     return Outcome(result, None, seconds)
 
 
 def as_result(name: str, value: object) -> RewardResult:
     """The value as a RewardResult. Raises RewardError when it is of a type the contract does not know."""
     if isinstance(value, RewardResult):
-        return replace(value, score=_number(name, value.score), note=str(value.note), form=str(value.form))
+        extra = {str(key): _number(name, number) for key, number in value.extra.items()}
+        score = _number(name, value.score)
+        return replace(value, score=score, note=str(value.note), form=str(value.form), extra=extra)
     return RewardResult(_number(name, value))
 
 

@@ -73,6 +73,9 @@ def _combine(reward_set: RewardSet, problem: Problem, outcomes: Sequence[Outcome
     pairs = list(zip(reward_set.rewards, outcomes, strict=True))
     results = [(reward.name, outcome.result) for reward, outcome in pairs if outcome.result]
     scores = {name: result.score for name, result in results}
+    for _, result in results:
+        # A reward's own score keeps its name, whatever another calls its extras.
+        scores |= {name: value for name, value in result.extra.items() if name not in scores}
     note = "; ".join(filter(None, (": ".join(filter(None, (r.form, r.note))) for _, r in results)))
     failed = [(reward, outcome.failure) for reward, outcome in pairs if outcome.failure]
     if failed:
@@ -110,7 +113,7 @@ class _Batch:
             async with self.worker_slots:
                 return await self._in_worker(self.pool, reward, problem, completion)
         async with self.slots:
-            return await _within(self.timeout_s, reward, problem, completion)
+            return await _within(None if reward.keeps_time else self.timeout_s, reward, problem, completion)
 
     async def _in_worker(self, pool: WorkerPool, reward: NamedReward, problem: Problem, completion: str) -> Outcome:
         if self.timeouts[reward.name] >= MAX_TIMEOUTS_IN_A_ROW:
@@ -122,14 +125,14 @@ class _Batch:
         return outcome
 
 
-async def _within(timeout_s: float, reward: NamedReward, problem: Problem, completion: str) -> Outcome:
+async def _within(timeout_s: float | None, reward: NamedReward, problem: Problem, completion: str) -> Outcome:
     task = asyncio.ensure_future(_guarded(reward, problem, completion))
     try:
         # Not wait_for: it would wait for a coroutine that swallows its cancellation.
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
     finally:
         task.cancel()
-    if not done:
+    if timeout_s is not None and not done:
         return Outcome(None, Failure("timeout", f"no result within {timeout_s:g} s"), timeout_s)
     return task.result()
 

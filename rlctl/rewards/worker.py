@@ -104,7 +104,7 @@ def _call(reward: NamedReward, problem: Any, completion: str) -> dict[str, Any]:
         return {"error": describe(error), "memory": isinstance(error, MemoryError), "seconds": seconds}
     seconds = time.perf_counter() - start
     values = [result.score, result.note[:MAX_NOTE_CHARS], result.form[:MAX_NOTE_CHARS], result.parsed]
-    return {"result": values, "seconds": seconds}
+    return {"result": [*values, dict(result.extra)], "seconds": seconds}
 
 
 async def _awaited(value: Any) -> object:

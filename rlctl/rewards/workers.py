@@ -182,8 +182,8 @@ class _Slot:
             if "error" in answer:
                 limit = f"; reward.worker_memory_gb = {(self.memory_bytes or 0) / 2**30:g}" if answer["memory"] else ""
                 return Outcome(None, Failure("exception", answer["error"] + limit), seconds)
-            score, note, form, parsed = answer["result"]
-            result = RewardResult(float(score), note=note, form=form, parsed=parsed)
+            score, note, form, parsed, extra = answer["result"]
+            result = RewardResult(float(score), note=note, form=form, parsed=parsed, extra=extra)
         except (KeyError, TypeError, ValueError):
             return Outcome(None, _GARBLED)
         return outcome_of(reward.name, result, weight=reward.weight, seconds=seconds)

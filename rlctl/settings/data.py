@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from rlctl.settings.block import Block, Count
+from rlctl.settings.sql_prompt import SqlPromptSettings
 
 Scalar = str | int | float | bool
 
@@ -17,8 +18,8 @@ class SourceBlock(Block):
     """One place that problems come from, and which of its rows are taken."""
 
     source: str = "openai/gsm8k"
-    """Hub id of a data set, `generated:word-problems`, `reasoning-gym:NAME` or `verifiers:NAME`; ignored when `path`
-    is set."""
+    """Hub id of a data set, `generated:word-problems`, `generated:text-to-sql`, `bird:FOLDER`, `reasoning-gym:NAME` or
+    `verifiers:NAME`; ignored when `path` is set."""
     path: str | None = None
     """File with the training problems (.jsonl, .parquet, .csv)."""
     eval_path: str | None = None
@@ -37,6 +38,12 @@ class SourceBlock(Block):
     """Column that names each problem; null numbers them by their line."""
     extra_keys: tuple[str, ...] = ()
     """Columns kept beside them for rewards of your own, as `problem.extra`."""
+    database_key: str | None = None
+    """Column with the SQLite database of a text-to-SQL problem: a path, or a name within `database_root`."""
+    database_root: str | None = None
+    """Folder that relative paths of databases start from; a name `x` there is `x/x.sqlite`."""
+    evidence_key: str | None = None
+    """Column with what one must know beside the question of a text-to-SQL problem."""
     num_generated: Count = 100_000
     """Size of a generated training set, in problems."""
     options: dict[str, Any] = Field({})
@@ -99,6 +106,8 @@ class DataSettings(SourceBlock):
     """System message before the question; null sends none. Only with `prompt_format = "chat"`."""
     prompt_suffix: str = ""
     """Text after the question, separated by one space."""
+    sql: SqlPromptSettings = SqlPromptSettings()
+    """How the prompt of a text-to-SQL problem describes its database."""
     shuffle: bool = True
     """New order each epoch, a pure function of (seed, epoch); false keeps the file's order."""
     curriculum: CurriculumSettings = CurriculumSettings()

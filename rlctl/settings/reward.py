@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from rlctl.settings.block import Block, Count
+from rlctl.settings.sql import SqlRewardSettings
 
 
 class Gsm8kRewardSettings(Block):
@@ -21,7 +22,7 @@ class MathVerifyRewardSettings(Block):
 
 class RewardSettings(Block):
     functions: list[str] = Field(["gsm8k"], min_length=1)
-    """Rewards by name (`gsm8k`) or as `package.module:function`; the first one's value is the score shown."""
+    """Rewards by name (`gsm8k`, `sql`) or as `package.module:function`; the first one's value is the score shown."""
     weights: list[float] | None = None
     """One weight a function; null weighs each 1."""
     timeout_s: PositiveFloat = 10.0
@@ -41,6 +42,7 @@ class RewardSettings(Block):
     """Score gold answers before the first step, and stop when one does not get full marks."""
     gsm8k: Gsm8kRewardSettings = Gsm8kRewardSettings()
     math_verify: MathVerifyRewardSettings = MathVerifyRewardSettings()
+    sql: SqlRewardSettings = SqlRewardSettings()
 
     @model_validator(mode="after")
     def one_weight_a_function(self) -> RewardSettings:
