@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +35,10 @@ class Replica:
     @property
     def name(self) -> str:
         return f"sampler {self.index}"
+
+
+LOOK_SECONDS = 0.5
+"""Between two looks for new processes of an engine that is starting."""
 
 
 class Sampler:
@@ -64,7 +71,7 @@ class Sampler:
         config.dtype = dtype
         config.save_pretrained(self.folder)
         colocated_on_gpu = self.replica.device == "cuda" and self.settings.colocate
-        try:
+        with self._watched():
             await self.engine.start(
                 EngineSpec(
                     folder=self.folder,
@@ -81,7 +88,24 @@ class Sampler:
                     overrides=self.settings.vllm,
                 )
             )
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Tell the guard of the engine's processes as they come: a start takes long, and may be killed in it."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(LOOK_SECONDS):
+                self.guard.watch(descendants(os.getpid()))
+
+        # A thread: the engine's constructor holds up the event loop.
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield
         finally:
+            done.set()
+            looking.join()
             self.guard.watch(descendants(os.getpid()))
 
     async def generate(self, prompt: Prompt, *, n: int, sampling: Sampling) -> list[Completion]:

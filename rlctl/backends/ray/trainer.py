@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlctl.backends.ray import checkpoints, model_config, sync, transfer, zero
+from rlctl.backends.ray.extensions import building
 from rlctl.backends.ray.guard import Guard
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.backends.ray.sharded import Rank, ShardedPolicy
@@ -117,7 +118,8 @@ class TrainerRank:
             world_size=rank.world,
             timeout=timedelta(seconds=self.settings.request_timeout_s),
         )
-        deepspeed.init_distributed(dist_init_required=False)
+        with building():
+            deepspeed.init_distributed(dist_init_required=False)
 
     def _info(self, policy: Policy, num_parameters: int) -> BackendInfo:
         peak, source = device_peak(self.device, self.dtype) if self.rank.rank == 0 else (None, "rank 0 knows")
