@@ -14,6 +14,8 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
+# Idle OpenMP threads that spin take the processor from the other process that runs tests.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 for _name in [name for name in os.environ if name.startswith("RLCTL_")]:
     del os.environ[_name]
 
@@ -22,6 +24,16 @@ settings.register_profile("rlctl", deadline=None)
 settings.load_profile("rlctl")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+RAY_FIXTURES = {"ray_stack", "cluster", "shared_ray"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever shares the cluster runs in one process, where tests are spread over several (pytest-xdist)."""
+    for item in items:
+        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ def test_two_sides_in_turns_give_a_ratio(script: str) -> None:
     assert report["work"] == "2 x 2 x 6, prompts of 8, bfloat16"
 
 
+@pytest.mark.ray  # vLLM leaves its mark in shared memory, which those tests watch.
 def test_vllm_is_compared_or_missed_with_a_reason() -> None:
     report = last_line("vs_vllm_cpu.py", "--model", "embedded:tiny", *SIZES, "--repetitions", "1")
     assert report.get("ratio", 0) > 0 or report["skipped"] == "vllm is not installed"
