@@ -28,6 +28,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, default=4608, help="budget of rlctl's micro-batches")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--warmups", type=int, default=1, help="0 where one repetition takes minutes")
     parser.add_argument("--model", default=common.SMOLLM)
     parser.add_argument("--side", choices=("rlctl", "naive"))
     args = parser.parse_args()
@@ -44,7 +45,7 @@ def compare(args: argparse.Namespace) -> None:
         model = str(common.exported(args.model, Path(folder)))
         given = [*sys.argv[1:], "--model", model]
         rlctl, naive = common.Side("rlctl", given), common.Side("naive", given)
-        common.interleaved([rlctl, naive], repetitions=args.repetitions)
+        common.interleaved([rlctl, naive], repetitions=args.repetitions, warmups=args.warmups)
     flops = rlctl.median("flops") / rlctl.median("seconds")
     common.report(
         "update",

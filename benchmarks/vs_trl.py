@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4608, help="budget of rlctl's micro-batches")
     parser.add_argument("--trl-micro-batch", type=int, default=8)
     parser.add_argument("--compile", action="store_true", help="local.compile on rlctl's side")
+    parser.add_argument("--warmups", type=int, default=1, help="0 where one repetition takes minutes")
     parser.add_argument("--model", default=common.SMOLLM)
     parser.add_argument("--side", choices=("rlctl", "trl"))
     args = parser.parse_args()
@@ -49,7 +50,7 @@ def compare(args: argparse.Namespace) -> None:
         model = str(common.exported(args.model, Path(folder)))
         given = [*sys.argv[1:], "--model", model]
         rlctl, trl = common.Side("rlctl", given), common.Side("trl", given)
-        common.interleaved([rlctl, trl], repetitions=args.repetitions)
+        common.interleaved([rlctl, trl], repetitions=args.repetitions, warmups=args.warmups)
     common.report(
         "vs_trl",
         ratio=trl.median("seconds") / rlctl.median("seconds"),
