@@ -29,6 +29,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 RAY_FIXTURES = {"ray_stack", "cluster", "shared_ray"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever shares the cluster runs in one process, where tests are spread over several (pytest-xdist)."""
     for item in items:
