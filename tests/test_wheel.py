@@ -28,6 +28,8 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/presets/gsm8k-grpo.toml",
         "rlctl/presets/smoke.toml",
         "rlctl/embedded/tiny/model.safetensors",
+        "rlctl/embedded/tiny-sql/model.safetensors",
+        "rlctl/presets/bird-grpo.toml",
         "rlctl/engine/adamw.c",
         "rlctl/engine/attention_tiles.c",
         "rlctl/engine/decode_attention.c",
