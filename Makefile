@@ -19,8 +19,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@# Two at a time: tests of Ray, which wait for actors most of the time, and all others (tests/conftest.py).
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	sh scripts/test.sh $(BIN)/python
 
 $(VENV)/.installed-run: pyproject.toml constraints/cpu.txt scripts/install.sh
 	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" . $(PIP_ARGS)

@@ -29,12 +29,12 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 RAY_FIXTURES = {"ray_stack", "cluster", "shared_ray"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever shares the cluster runs in one process, where tests are spread over several (pytest-xdist)."""
+    """Whatever shares the cluster runs in one process (scripts/test.sh)."""
     for item in items:
-        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.ray)
 
 
 @pytest.fixture(autouse=True)
