@@ -88,10 +88,11 @@ def gold_number(answer: str) -> Numbers:
 
     Raises ValueError when there is no number, or more than one outside a `[list]`.
     """
-    text = _CALCULATOR.sub("", answer_text(answer)[1] or answer[:WINDOW_CHARS])
+    form, marked = answer_text(answer)
+    text = _CALCULATOR.sub("", marked if form else answer[:WINDOW_CHARS])
     leading = read_leading(text)
     if leading is None or re.search("[0-9]", _EXPONENT_OF_UNIT.sub("", leading.rest)):
-        raise ValueError(f"gold answer {shorten(text)!r} is not a number")
+        raise ValueError(f"gold answer {shorten(text or answer)!r} is not a number")
     return leading.numbers
 
 

@@ -5,7 +5,7 @@
   - decimals and exponents (`46.`, `.5`, `4.6e1`, `4.6 \\times 10^{1}`), fractions (`1/2`, `\\frac{1}{2}`, `2 1/2`), a
     sign, leading zeros; other spellings of these are in `spelling.py`;
   - currency, percent signs and units are ignored: `$46.00`, `USD 46`, `46%` and `46 books` are all 46;
-  - what goes on as arithmetic (`58*`, `3 + 4`, `5-6`, `12:30`, `7\\sqrt{2}`) is not a number.
+  - what goes on as arithmetic (`58*`, `3 + 4`, `5-6`, `12:30`, `7\\sqrt{2}`, `2**3`, `3x + 2`) is not a number.
 
 Nothing here raises on any text, and time is linear: only `WINDOW_CHARS` characters are parsed.
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlctl.rewards.spelling import OTHER_DIGITS, THIN, is_latex, plain
+from rlctl.rewards.spelling import LATEX_GAP, OTHER_DIGITS, THIN, is_latex, plain
 
 Numbers = tuple[Fraction, ...]
 """What an answer says: one number, or the members of a list."""
@@ -77,7 +77,8 @@ def read_leading(text: str) -> Leading | None:
     if spaced:
         text = spaced[0].replace(" ", THIN) + text[spaced.end() :]
     found = _NUMBER.match(text)
-    if found is None or found.end() > MAX_NUMBER_CHARS or _goes_on(found):
+    emphasised = lead is not None and "*" in lead[0]
+    if found is None or found.end() > MAX_NUMBER_CHARS or _goes_on(found, emphasised=emphasised):
         return None
     numbers = _value(found)
     return Leading(numbers, text[found.end() :]) if numbers else None
@@ -93,9 +94,9 @@ def read_last(text: str) -> Numbers | None:
     """The last number in the text, or the `[list]` it closes; None too when arithmetic follows it."""
     last = max(text.rfind(digit) for digit in (_DIGITS if text.isascii() else _ALL_DIGITS))
     window, found = _last_match(text, last, before=GLANCE_CHARS)
-    if found is None or not _stands_alone(window[: found.start()]) or "]" in window[found.end() :]:
+    if found is None or not _stands_alone(window[: found.start()]) or set("]*") & set(window[found.end() :]):
         window, found = _last_match(text, last, before=WINDOW_CHARS)
-    if found is None or _goes_on(found):
+    if found is None or _is_power(found) or _goes_on(found, emphasised=_opens_emphasis(window[: found.start()])):
         return None
     _, opened, inside = window[: found.end()].rpartition("[")
     if opened and window[found.end() :].lstrip(" %").startswith("]") and (members := _list_members(inside)):
@@ -105,7 +106,7 @@ def read_last(text: str) -> Numbers | None:
 
 def _last_match(text: str, last: int, *, before: int) -> tuple[str, re.Match[str] | None]:
     """A window around the last digit, and the last number in it."""
-    window = plain(text[max(0, last - before) : last + 100])
+    window = _UNIT_POWER.sub("", plain(text[max(0, last - before) : last + 100]))
     found = None
     for candidate in _NUMBER.finditer(window):
         found = candidate
@@ -152,16 +153,27 @@ _NUMBER = re.compile(
     rf"(?:(?P<whole>[0-9]{{1,9}}) (?=[0-9]{{1,3}} ?/ ?[0-9]))?(?P<over>{_RUN}(?: ?/ ?{_RUN})*)"
 )
 _UNFINISHED = re.compile(
-    r" *(?:[+^\u00d7\u00f7\u00b1\u221a\u03c0]|\\(?:times|cdot|div|pm|mp|sqrt|pi|[dtc]?frac|over|binom)(?![a-z])"
-    r"|(?P<star>\*)(?!\*)|[-/:] *[-+(]? *(?:[0-9$]|\.[0-9])|[-/] *\\(?:[dtc]?frac|sqrt|pi)(?![a-z])|[-/=] *(?:\n|\Z))"
+    rf"{LATEX_GAP}"
+    r"(?:[+^\u00d7\u00f7\u00b1\u221a\u03c0]|\\(?:times|cdot|div|pm|mp|sqrt|pi|[dtc]?frac|over|binom)(?![a-z])"
+    r"|(?P<power>\*\* *[0-9(])|(?P<star>\*)(?!\*)|[-/:] *[-+(]? *(?:[0-9$]|\.[0-9])"
+    r"|[-/] *\\(?:[dtc]?frac|sqrt|pi)(?![a-z])|[-/=] *(?:\n|\Z)"
+    r"|[xyz] *[-+=^]|_\{|\.?\\(?:overline|bar|dot)(?![a-z]))"
 )
+_UNIT_POWER = re.compile(
+    r"(?<=[A-Za-z}])\^ ?(?:\{ ?-?[0-9]{1,2} ?\}|-?[0-9])(?![0-9])"
+    r"|(?:(?<=[0-9 /][kcdm]m)|(?<=[0-9 /]m)|(?<=[0-9 /]ft))[23](?![A-Za-z0-9])"
+)
+_POWER_BEFORE = re.compile(r"\^ ?\{? ?\Z|[0-9)] ?\*\* ?\Z")
+_OPENING_STAR = re.compile(r"(?<![0-9A-Za-z*)])\*{1,3}(?![\s*])")
+_CLOSING_STAR = re.compile(r"(?<![\s*])\*{1,3}(?![0-9A-Za-z*])")
 _MARKUP = (
-    rf"(?:[\s*_`\"'(~\u2248{{}}\u201c]|\\[({{\[,;: ]|{_CURRENCY}|\\(?:(?:text|math)[a-z]*|mbox|fbox|boxed)\{{"
+    rf"(?:[\s*_`\"'(~\u2248{{}}\u201c]|\\[({{\[,;: ]|\\q?quad(?![a-z])|{_CURRENCY}"
+    r"|\\(?:(?:text|math)[a-z]*|mbox|fbox|boxed)\{"
     r"|</?[A-Za-z]{1,10}>)*"
 )
 _LEAD = re.compile(
     rf"{_MARKUP}(?:(?:\\?[A-Za-z][A-Za-z ]{{0,40}}\}}? ?(?:[:=\u2248]|\\approx|is )|[:=]){_MARKUP})?"
-    rf"(?:(?:about|approximately|roughly|around|exactly|only|\\approx) {_MARKUP})?",
+    rf"(?:(?:about|approximately|approx\.?|roughly|around|exactly|only|\\approx) {_MARKUP})?",
     re.IGNORECASE,
 )
 _LOOSE_SIGN = re.compile(
@@ -174,12 +186,23 @@ _GROUPED_NUMBER = re.compile(rf"[1-9][0-9]{{0,2}}([,_'{THIN}])[0-9]{{3}}(?:\1[0-
 _SEPARATORS = str.maketrans("", "", f",_'{THIN}")
 
 
-def _goes_on(found: re.Match[str]) -> bool:
+def _goes_on(found: re.Match[str], *, emphasised: bool) -> bool:
     """Whether arithmetic follows the number. A star that closes emphasis is none: `*58*`, `**58**`."""
     follows = _UNFINISHED.match(found.string, found.end())
-    if follows and follows["star"]:
-        return not found.string.endswith("*", 0, found.start())
+    if follows and (follows["star"] or follows["power"]):
+        return not emphasised
     return follows is not None
+
+
+def _opens_emphasis(before: str) -> bool:
+    """Whether a star before the number, on its line, is still open."""
+    line = before.rpartition("\n")[2]
+    return len(_OPENING_STAR.findall(line)) > len(_CLOSING_STAR.findall(line))
+
+
+def _is_power(found: re.Match[str]) -> bool:
+    """Whether the number is an exponent: what is meant is then another number."""
+    return _POWER_BEFORE.search(found.string, max(0, found.start() - 5), found.start()) is not None
 
 
 def _value(found: re.Match[str]) -> Numbers | None:

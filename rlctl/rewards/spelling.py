@@ -1,7 +1,7 @@
 """One spelling for each thing a number is written with: digits, signs, separators, fractions, LaTeX.
 
 `plain` turns typographic and LaTeX forms into the ASCII that `numbers.py` reads:
-  - digits of other scripts and of mathematical alphabets; superscripts are no digits;
+  - digits of other scripts and of mathematical alphabets; superscripts behind a digit are its exponent;
   - U+2212 and the hyphens and dashes up to U+2013 are minus signs (an em dash separates words, so it is none);
   - every space that may separate thousands is `THIN`; characters without width are dropped;
   - `\\frac{3}{4}`, `\\frac34` and a fraction's own sign, U+00BD and its like, `3 \\times 10^{6}`, degrees.
@@ -36,15 +36,24 @@ _SPELLINGS: dict[str, str] = {
     **dict(zip("\u066b\u066c\uff0b\uff0c\uff0e\uff04\uff05\uff1a\uff1d\u3000", ".,+,.$%:= ", strict=True)),
 }
 _TRANSLATION = str.maketrans(_SPELLINGS)
+_RAISED = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+_LOWERED = str.maketrans(_RAISED + "\u207b\u207a", "0123456789-+")
+_SUPERSCRIPT = re.compile(rf"(?<=[0-9])[\u207b\u207a]?[{_RAISED}]+")
 
 _LATEX = re.compile(r"[\\{^~]")
-_NO_INK = re.compile(r"\\!|\\(?:left|right|displaystyle|bf|rm)(?![A-Za-z])")
+_NO_INK = re.compile(
+    r"\\!|\\(?:left|right|displaystyle|textstyle|bf|rm|small|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
+    r"|\\(?:text)?color ?\{[A-Za-z]{1,20}\}"
+)
 _BRACED_COMMA = re.compile(r"(?<=[0-9])\{([,.])\}(?=[0-9])")
 _LATEX_SPACE = re.compile(r"(?<=[0-9])(?:\\[,;: ]|~)(?=[0-9])")
 _DEGREES = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-z]))|\\degree(?![a-z])")
 _ORDINAL = re.compile(r"(?<=[0-9]) ?\^ ?\{? ?(?:\\text\{)?(?=st|nd|rd|th)")
 _EXPONENT = r" ?\^ ?(?:\{ ?(?P<braced>[-+]?[0-9]{1,4}) ?\}|(?P<bare>[-+]?[0-9]{1,4})(?![0-9]))"
-_TIMES_TEN = re.compile(rf"(?<=[0-9]) ?(?:\\times|\\cdot|[\u00d7\u00b7x*]) ?10{_EXPONENT}")
+LATEX_GAP = r"(?: |~|\\[,;:! ])*"
+_TIMES_TEN = re.compile(
+    rf"(?<=[0-9]){LATEX_GAP}(?:\\times|\\cdot|[\u00d7\u00b7x*]){LATEX_GAP}(?:10|\{{10\}}){_EXPONENT}"
+)
 _POWER_OF_TEN = re.compile(rf"(?<![0-9.,/*x^\u00d7\u00b7])10{_EXPONENT}")
 _BEFORE_FRACTION = re.compile(r"(?<=[0-9])(?:\\[,;: !]| )*(?=\\[dtc]?frac[ {0-9])")
 _PART = r"(?:\{ ?([-+]?[0-9.,]+) ?\}| ?([0-9]))"
@@ -55,6 +64,7 @@ def plain(text: str) -> str:
     """The text with one spelling for each digit, sign, separator, fraction and power of ten."""
     if not text.isascii():
         text = text.translate(_TRANSLATION)
+        text = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_LOWERED)}}}", text)
     return _without_latex(text) if is_latex(text) else text
 
 

@@ -270,3 +270,49 @@ def test_last_number_is_the_same_however_much_text_stands_before_it():
                 rng.choice(["so ", "of 12 ", "\n", "x = 3, ", "{", r"\, "]) for _ in range(rng.randrange(60))
             )
             assert read_last(before + "\n" + end) == alone
+
+
+@pytest.mark.parametrize(
+    "completion", ["#### *12*", "#### *$12*", "#### ***12***", "#### **12**", "*The answer is 12*"]
+)
+def test_stars_that_close_emphasis_are_no_multiplication(completion):
+    assert grade_gsm8k(completion, "12", allow_last_number=True).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        *("#### 12*", "#### 12**3", "#### 12 ** 3", r"\boxed{12\,\times\,10^3}", r"\boxed{12\ + 3}", "#### 12\xb2"),
+        *(r"\boxed{12x + 3}", r"\boxed{12_{8}}", r"\boxed{12.\overline{3}}", r"\boxed{12.5\overline{3}}", "3*12*"),
+        *("2^12", "2^{12}", "2 ** 12", "* item: 12*"),
+    ],
+)
+def test_part_of_a_larger_expression_is_not_the_answer(completion):
+    assert grade_gsm8k(completion, "12", allow_last_number=True).score == 0.0
+    assert grade_gsm8k(completion, "12.5", allow_last_number=True).score == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["#### 4.5\xd710\xb3", r"\boxed{4.5\,\times\,10^{3}}", r"\boxed{4.5 \times {10}^3}", "#### 4500\xd710\u2070"],
+)
+def test_powers_of_ten_are_read_however_they_are_set(completion):
+    assert grade_gsm8k(completion, "4500").score == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        *("The area is 45 cm^2.", "The area is 45 m2.", "It is 45 m\xb2", r"It is $45\text{ cm}^{2}$.", "45 m/s^2"),
+        *(r"\boxed{\color{red}45}", r"\boxed{\textcolor{red}{45}}", r"\boxed{\quad 45}", r"\boxed{\large 45}"),
+        "#### approx. 45",
+    ],
+)
+def test_powers_of_units_and_type_setting_do_not_hide_the_number(completion):
+    assert grade_gsm8k(completion, "45", allow_last_number=True).score == 1.0
+
+
+@pytest.mark.parametrize("gold", ["5 ####", "He has 5.\n#### ", r"5 \boxed{}", "5\xb2"])
+def test_gold_whose_marker_holds_no_number_is_refused(gold):
+    with pytest.raises(ValueError, match="is not a number"):
+        gold_number(gold)
