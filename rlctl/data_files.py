@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import NoReturn
 
@@ -169,7 +170,7 @@ def _database_of(row: Row, columns: DatabaseColumns) -> dict[str, object] | Faul
     if complaint := _text_complaint(name):
         return Fault(row.line, f"{columns.name} {complaint}")
     path = Path(columns.root or "", str(name)).expanduser()
-    if not path.suffix:
+    if path.is_dir() or not (path.suffix or path.is_file()):
         path = path / f"{path.name}.sqlite"
     evidence = cell(row, columns.evidence) if columns.evidence else ""
     return {"database": str(path.absolute()), "evidence": evidence if isinstance(evidence, str) else ""}
@@ -208,7 +209,7 @@ def _columns_there(wanted: str, values: Mapping[str, object]) -> str:
 
 def _number_as_text(value: object) -> object:
     """Data sets write answers and ids as numbers too; a bool or a NaN stays what it is, and is refused."""
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
         return str(value) if math.isfinite(value) else value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -217,7 +218,8 @@ def _text_complaint(value: object) -> str | None:
     if value is None:
         return "is null"
     if not isinstance(value, str):
-        return f"is a {type(value).__name__}, not text"
+        no_number = isinstance(value, float | Decimal)
+        return f"is {value}, which is no number" if no_number else f"is a {type(value).__name__}, not text"
     if not value.strip():
         return "is empty"
     try:
@@ -307,19 +309,20 @@ def _separated(path: Path, *, delimiter: str) -> Iterator[Row | Fault]:
         line = data.count(b"\n", 0, error.start) + 1
         yield Fault(line, f"not UTF-8 (byte {data[error.start]:#04x})")
         return
+    csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
-        header = next(rows, [])
+        header = next((row for row in rows if row), [])
         if len(set(header)) < len(header):
-            yield Fault(1, f"a column is named twice: {', '.join(header)}")
+            yield Fault(rows.line_num, f"a column is named twice: {', '.join(header)}")
             return
         last_line = rows.line_num
         for row in rows:
             line, last_line = last_line + 1, rows.line_num
-            if row and len(row) != len(header):
-                yield Fault(line, f"{len(row)} fields, but {len(header)} columns")
-            elif row:
+            if len(row) == len(header):
                 yield Row(line, dict(zip(header, row, strict=True)))
+            elif len(row) > 1 or "".join(row).strip():
+                yield Fault(line, f"{len(row)} fields, but {len(header)} columns")
     except csv.Error as error:
         yield Fault(rows.line_num, f"not CSV: {error}")
 

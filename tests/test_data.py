@@ -7,6 +7,7 @@ import json
 import random
 import sys
 import types
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlctl.data import epoch_order, filter_long, load_problems, require_full_batch
-from rlctl.data_files import Columns, read_file
+from rlctl.data_files import Columns, DatabaseColumns, read_file
 from rlctl.errors import DataError
 from rlctl.rewards import load_rewards
 from rlctl.settings import DataSettings
@@ -121,7 +122,7 @@ def test_json_lines_under_the_suffix_json_are_read(tmp_path):
         ('{"question":"","answer":"1"}', "x.jsonl:2: question is empty"),
         ('{"question":5,"answer":"1"}', "x.jsonl:2: question is a int, not text"),
         ('{"question":"a","answer":true}', "x.jsonl:2: answer is a bool, not text"),
-        ('{"question":"a","answer":NaN}', "x.jsonl:2: answer is a float, not text"),
+        ('{"question":"a","answer":NaN}', "x.jsonl:2: answer is nan, which is no number"),
         ('{"question":"a","answer":["1"]}', "x.jsonl:2: answer is a list, not text"),
         ('{"question":"\\ud800","answer":"1"}', "x.jsonl:2: question has half a surrogate pair"),
         ('{"question":"a","answer":' + "9" * 5000 + "}", "x.jsonl:2: not JSON: "),
@@ -373,3 +374,31 @@ def test_043_fewer_rows_than_a_batch_is_an_error():
     with pytest.raises(DataError, match="3 rows < batch 4"):
         require_full_batch(3, batch_size=4)
     require_full_batch(4, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n\r\nquestion,answer\nq,1\n", "question,answer\n  \nq,1\n \n", f"question,answer\nq,1\n{'x' * 200_000},1\n"],
+)
+def test_csv_may_have_blank_lines_and_long_fields(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(text, newline="")
+    assert read_file(path, columns=Columns())[0].answer == "1"
+
+
+def test_decimal_answers_of_a_parquet_file_are_numbers(tmp_path):
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["q"], "answer": [Decimal("5.50")]}), path)
+    assert read_file(path, columns=Columns())[0].answer == "5.50"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("plain", "plain"), ("my.db", "my.db/my.db.sqlite"), ("new", "new/new.sqlite"), ("x.db", "x.db")]
+)
+def test_database_is_a_file_or_a_folder_with_one(tmp_path, name, file):
+    (tmp_path / "plain").touch()
+    (tmp_path / "my.db").mkdir()
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "SELECT 1", "db": name}))
+    problem = read_file(path, columns=Columns(database=DatabaseColumns("db", str(tmp_path))))[0]
+    assert problem.extra["database"] == str(tmp_path / file)
