@@ -14,6 +14,7 @@ import json
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from typing import Any
 from rlctl.cache import cache_folder, write_whole
 from rlctl.rewards.sql import rows
 from rlctl.rewards.sql.pool import Pool
-from rlctl.rewards.sql.statement import is_ordered, tie_broken
+from rlctl.rewards.sql.statement import inner_ties_broken, is_ordered, tie_broken
 
-FORMAT = 1
+FORMAT = 2
 """Of the cache files; raised when what they hold changes."""
 
 SUM_ORDER = 1e-9
@@ -38,8 +39,8 @@ class Gold:
     """The result of a gold query, or why there is none.
 
     `blocks` are the sizes of its runs of tied rows (`rows.tied_blocks`) when its outermost query is ordered.
-    `undefined` says that the query does not decide what it gives: ties reach across a LIMIT, or the direction of a
-    scan shows in the rows.
+    `undefined` says that the query does not decide what it gives: ties reach across a LIMIT, its own or a sub-query's,
+    or the direction of a scan shows in the rows.
     """
 
     rows: str = "[]"
@@ -121,8 +122,16 @@ class GoldResults:
             return Gold(kind=reply["kind"], message=reply["message"])
         plain = Gold(rows=reply["rows"], num_rows=reply["num_rows"], seconds=reply["seconds"])
         gold = self._with_ties(plain, database, sql)
-        backwards = self.pool.ask({"db": database, "sql": sql, "backwards": True}, timeout_s=self.timeout_s)
-        return gold if not backwards["ok"] or _agree(backwards["rows"], gold) else _changed(gold, undefined=True)
+        agree = all(_agree(other["rows"], gold) for other in self._otherwise(database, sql) if other["ok"])
+        return gold if agree else _changed(gold, undefined=True)
+
+    def _otherwise(self, database: str, sql: str) -> Iterator[dict[str, Any]]:
+        """What the query gives when it is executed in other ways that its text allows."""
+        yield self.pool.ask({"db": database, "sql": sql, "backwards": True}, timeout_s=self.timeout_s)
+        for direction in ("ASC", "DESC"):
+            broken = inner_ties_broken(sql, direction=direction)
+            if broken is not None:
+                yield self._ask(database, broken)
 
     def _with_ties(self, plain: Gold, database: str, sql: str) -> Gold:
         """The result with its tied rows found, by putting them in order from either end."""

@@ -58,9 +58,42 @@ def tie_broken(sql: str, *, num_columns: int, direction: str) -> str | None:
     if found.order_by is None and found.limit is None:
         return None
     at = found.end if found.limit is None else found.limit
-    columns = ", ".join(f"{number} {direction}" for number in range(1, num_columns + 1))
+    # BINARY, since a column's own collation may leave different texts tied.
+    columns = ", ".join(f"{number} COLLATE BINARY {direction}" for number in range(1, num_columns + 1))
     joint = "ORDER BY" if found.order_by is None else ","
     return f"{sql[:at]}\n{joint} {columns}\n{sql[at : found.end]}"
+
+
+def inner_ties_broken(sql: str, *, direction: str) -> str | None:
+    """The query with what the ORDER BY of a sub-query with a LIMIT leaves tied put in the order of its first column.
+
+    None where there is no such sub-query. Rows that agree in the first column stay tied: how many it has is not known.
+    """
+    at = _inner_limits(sql)
+    for position in reversed(at):
+        sql = f"{sql[:position]}, 1 COLLATE BINARY {direction}\n{sql[position:]}"
+    return sql if at else None
+
+
+def _inner_limits(sql: str) -> list[int]:
+    """Where the LIMIT of each ordered sub-query begins. Windows and aggregates have an ORDER BY too, but no LIMIT."""
+    at: list[int] = []
+    ordered: list[bool] = []
+    previous = ""
+    for match in _TOKEN.finditer(sql):
+        if match["comment"] is not None:
+            continue
+        word = match[0].upper()
+        if word == "(":
+            ordered.append(False)
+        elif word == ")" and ordered:
+            ordered.pop()
+        elif ordered and word == "BY" and previous == "ORDER":
+            ordered[-1] = True
+        elif ordered and word == "LIMIT" and ordered[-1]:
+            at.append(match.start())
+        previous = word
+    return at
 
 
 def _outermost_words(sql: str) -> Iterator[tuple[str, int, int]]:

@@ -105,7 +105,8 @@ class Worker:
 
     def _execute(self, path: str, sql: str, *, backwards: bool) -> list[rows.Row]:
         try:
-            cursor = self._connection(path, backwards=backwards).execute(sql)
+            # Any number of semicolons may end a statement; sqlite3 takes a second one for a second statement.
+            cursor = self._connection(path, backwards=backwards).execute(sql.rstrip("; \t\r\n"))
             if cursor.description is None:
                 raise Failure("invalid", "no query")
             return self._fetch(cursor)

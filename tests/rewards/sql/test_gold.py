@@ -135,6 +135,10 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_run(
         ("SELECT group_concat(a) FROM t", None, True),
         ("SELECT a FROM (SELECT a FROM t LIMIT 2)", None, True),
         ("SELECT sum(a * 0.1) FROM t", None, False),
+        ("SELECT (SELECT a FROM t ORDER BY b LIMIT 1)", None, True),
+        ("SELECT (SELECT b FROM t ORDER BY b LIMIT 1)", None, False),
+        ("WITH c AS (SELECT * FROM t ORDER BY b LIMIT 1) SELECT a FROM c", None, True),
+        ("SELECT count(*) FROM (SELECT a FROM t ORDER BY b LIMIT 1)", None, False),
     ],
 )
 def test_what_no_order_decides_is_found(
@@ -191,3 +195,11 @@ def test_a_large_file_is_hashed_once_for_all_runs_until_it_changes(
     assert content_hash(str(path)) == first == hashlib.sha256(b"one").hexdigest()
     path.write_bytes(b"two, longer")
     assert content_hash(str(path)) == hashlib.sha256(b"two, longer").hexdigest()
+
+
+def test_texts_that_a_collation_takes_for_equal_are_tied(pool: Pool, tmp_path: Path) -> None:
+    path = database(
+        tmp_path / "x.sqlite", "CREATE TABLE t(a TEXT COLLATE NOCASE)", "INSERT INTO t VALUES ('x'), ('X'), ('y')"
+    )
+    gold = golds(pool, tmp_path).get(str(path), "SELECT a FROM t ORDER BY a")
+    assert (gold.blocks, gold.undefined) == ((2, 1), False)

@@ -107,6 +107,7 @@ REFUSED = {
 
 HARMLESS = {
     "trailing semicolon": "SELECT 1;",
+    "trailing semicolons": "SELECT 1;; ;\n",
     "trailing comment": "SELECT 1; -- done",
     "semicolon in text": "SELECT ';'",
     "schema": "SELECT name FROM sqlite_master",

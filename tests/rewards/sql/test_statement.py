@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlctl.rewards.sql.statement import is_ordered, tie_broken
+from rlctl.rewards.sql.statement import inner_ties_broken, is_ordered, tie_broken
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_only_the_outermost_order_counts(sql: str, ordered: bool) -> None:
 
 def test_ties_are_broken_after_the_last_term_and_before_the_limit() -> None:
     assert tie_broken("SELECT a, b FROM t ORDER BY a -- x\nLIMIT 2;", num_columns=2, direction="ASC") == (
-        "SELECT a, b FROM t ORDER BY a -- x\n\n, 1 ASC, 2 ASC\nLIMIT 2"
+        "SELECT a, b FROM t ORDER BY a -- x\n\n, 1 COLLATE BINARY ASC, 2 COLLATE BINARY ASC\nLIMIT 2"
     )
     assert tie_broken("SELECT a FROM t LIMIT 2", num_columns=1, direction="DESC") == (
-        "SELECT a FROM t \nORDER BY 1 DESC\nLIMIT 2"
+        "SELECT a FROM t \nORDER BY 1 COLLATE BINARY DESC\nLIMIT 2"
     )
     assert tie_broken("SELECT a FROM t ORDER BY a; -- done", num_columns=1, direction="ASC") == (
-        "SELECT a FROM t ORDER BY a\n, 1 ASC\n"
+        "SELECT a FROM t ORDER BY a\n, 1 COLLATE BINARY ASC\n"
     )
     assert tie_broken("SELECT a FROM (SELECT a FROM t LIMIT 2)", num_columns=1, direction="ASC") is None
 
@@ -53,3 +53,12 @@ def test_a_megabyte_is_read_in_linear_time(piece: str) -> None:
     start = time.process_time()
     is_ordered(piece * (1_000_000 // len(piece)))
     assert time.process_time() - start < 5
+
+
+def test_ties_of_sub_queries_are_broken_only_where_a_limit_cuts_them() -> None:
+    assert inner_ties_broken("SELECT (SELECT a FROM t ORDER BY b LIMIT 1) ORDER BY 1", direction="DESC") == (
+        "SELECT (SELECT a FROM t ORDER BY b , 1 COLLATE BINARY DESC\nLIMIT 1) ORDER BY 1"
+    )
+    assert inner_ties_broken("SELECT a FROM t ORDER BY b LIMIT 1", direction="ASC") is None
+    assert inner_ties_broken("SELECT sum(a) OVER (ORDER BY b) FROM (SELECT a FROM t LIMIT 1)", direction="ASC") is None
+    assert inner_ties_broken("SELECT '(ORDER BY b LIMIT 1)' /* (ORDER BY b LIMIT */", direction="ASC") is None
