@@ -99,13 +99,16 @@ class Feed:
         picked: list[Problem] = []
         resting: list[Problem] = []
         cursor = self._start(index, count)
-        end = cursor + size
+        # All there are: what is left of an epoch, and the next one where that is not a whole one.
+        end = cursor + size if cursor % size == 0 else (cursor // size + 2) * size
+        seen = set(self._taken)
         while len(picked) < count and cursor < end:
             epoch, within = divmod(cursor, size)
             problem = pool.problems[self._order(index, epoch)[within]]
             cursor += 1
-            if problem.id in self._taken:
+            if problem.id in seen:
                 continue
+            seen.add(problem.id)
             rests = self.curriculum is not None and self.curriculum.rests(problem.id, epoch=epoch)
             (resting if rests else picked).append(problem)
         if fill and len(picked) < count:

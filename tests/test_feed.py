@@ -190,6 +190,15 @@ def test_a_batch_is_full_even_when_every_problem_rests():
         known.record([group(p.id, 0.0, 0.0) for p in batch], task="task")
 
 
+def test_a_batch_that_reaches_into_the_next_pass_has_no_problem_twice():
+    known = curriculum(revisit_share=0.25, visits=2)
+    one = feed(pool("a", 20), pool("b", 15), batch_size=6, seed=3, curriculum=known)
+    for step in range(1, 121):
+        had = ids(one.batch(step)) + ids(one.more(step, 3))
+        assert len(set(had)) == len(had) == 9
+        known.record([group(name, 1.0, float(int(name[2:]) % 2)) for name in had[:6]], task="task")
+
+
 # State
 
 
