@@ -59,7 +59,7 @@ class Table:
 
 
 def schema_text(database: str, detail: Detail) -> str:
-    """The schema of a database. Raises DataError when the file cannot be read."""
+    """The schema of a database, without what SQLite cannot read in it. Raises DataError when that is all of it."""
     # Read at the most detail any prompt asks for, so that cutting does not read again.
     tables = _tables(database, max(detail.sample_rows, 10), max(detail.example_values, 10))
     if detail.compact:
@@ -124,13 +124,20 @@ def _tables(database: str, num_rows: int, num_examples: int) -> tuple[Table, ...
     with contextlib.closing(connection):
         try:
             found = connection.execute(_TABLES).fetchall()
-            # A view is shown without rows: there is no telling how long it takes to give one.
-            return tuple(
-                _table(connection, name, database, *((num_rows, num_examples) if kind == "table" else (0, 0)))
-                for name, kind in found
-            )
+            tables, broken = [], ""
+            for name, kind in found:
+                # A view is shown without rows: there is no telling how long it takes to give one.
+                wanted = (num_rows, num_examples) if kind == "table" else (0, 0)
+                try:
+                    tables.append(_table(connection, name, database, *wanted))
+                # A view of what is gone, a module or collation that is not built in: no query can read that one either.
+                except sqlite3.OperationalError as error:
+                    broken = f"{error}"
         except sqlite3.Error as error:
             raise DataError(f"{database}: its schema cannot be read: {error}.") from error
+    if broken and not tables:
+        raise DataError(f"{database}: its schema cannot be read: {broken}.")
+    return tuple(tables)
 
 
 _TABLES = """

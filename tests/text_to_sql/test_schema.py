@@ -188,3 +188,24 @@ def test_without_a_layout_or_a_database_a_question_stays_as_it_is(shop: Path) ->
 def test_a_database_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.sqlite"):
         builder(10_000)([asked(tmp_path / "absent.sqlite")])
+
+
+MISSING_MODULE = "INSERT INTO sqlite_master VALUES ('table', 'm', 'm', 0, 'CREATE VIRTUAL TABLE m USING absent(x)')"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("CREATE VIEW v AS SELECT b FROM gone",),
+        ("PRAGMA writable_schema = 1", MISSING_MODULE),
+    ],
+)
+def test_what_sqlite_itself_cannot_read_is_left_out_of_the_schema(tmp_path: Path, statements: tuple[str, ...]) -> None:
+    path = database(tmp_path / "x.sqlite", "CREATE TABLE t(a)", *statements)
+    assert schema_text(str(path), Detail(0, 0, descriptions=False, foreign_keys=False, compact=True)) == "t (a)"
+
+
+def test_a_schema_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> None:
+    path = database(tmp_path / "x.sqlite", "CREATE VIEW v AS SELECT b FROM gone")
+    with pytest.raises(DataError, match=r"schema cannot be read: no such table: main\.gone"):
+        schema_text(str(path), Detail(0, 0, descriptions=False, foreign_keys=False))
