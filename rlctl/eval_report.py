@@ -1,12 +1,12 @@
 """What an evaluation says: the metrics of training's evaluations, each with its interval, and majority votes.
 
-An accuracy is that of the first reward, the task; every figure is a mean over problems. A problem whose rewards all
-failed has no score: it is left out and counted.
+An accuracy is that of the first reward, the task; every figure is a mean over problems. A completion whose reward
+failed has no score: it is left out and counted, and so is a problem of which too few others are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,18 +78,20 @@ def problem_scores(groups: Sequence[Group], task: str) -> dict[str, float]:
 def _figures(groups: Sequence[Group], rewards: RewardSet) -> dict[str, list[float]]:
     """Every figure that gets an interval, as one number a problem."""
     task, n = rewards.rewards[0].name, len(groups[0])
-    solved = [sum(r.scores.get(task, 0.0) >= 1.0 for r in group) for group in groups]
-    rewarded = (report.mean(r.reward for r in group) for group in groups)
     figures = {
         f"acc/mean@{n}": list(problem_scores(groups, task).values()),
-        f"reward/mean@{n}": [value for value in rewarded if value is not None],
+        f"reward/mean@{n}": _known(report.mean(r.reward for r in group) for group in groups),
     }
     for k in report.powers_of_two(n):
-        figures[f"pass@{k}"] = [report.pass_at_k(n, count, k) for count in solved]
+        figures[f"pass@{k}"] = _known(report.solved_by(group, task, k) for group in groups)
     answer_of = getattr(rewards.rewards[0].function, "answer", None)
     if n > 1 and answer_of is not None:
         figures[f"acc/maj@{n}"] = [_majority_score(group, task, answer_of) for group in groups]
     return figures
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _majority_score(group: Group, task: str, answer_of: Any) -> float:

@@ -196,11 +196,11 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
     n = len(groups[0])
     others = sorted({name for rollout in rollouts for name in rollout.scores} - {task})
     return {
-        f"val-core/{source}/acc/mean@{n}": mean(r.scores[task] for r in rollouts if task in r.scores),
-        f"val-core/{source}/reward/mean@{n}": mean(r.reward for r in rollouts if r.reward is not None),
+        # Over problems, as the intervals of `rlctl eval` are, also where some rewards of a group failed.
+        f"val-core/{source}/acc/mean@{n}": mean(mean(r.scores.get(task) for r in group) for group in groups),
+        f"val-core/{source}/reward/mean@{n}": mean(mean(r.reward for r in group) for group in groups),
         **{
-            f"val-core/{source}/pass@{k}": mean(pass_at_k(n, _num_solved(group, task), k) for group in groups)
-            for k in powers_of_two(n)
+            f"val-core/{source}/pass@{k}": mean(solved_by(group, task, k) for group in groups) for k in powers_of_two(n)
         },
         **{
             f"val-aux/{source}/{name}/mean@{n}": mean(r.scores[name] for r in rollouts if name in r.scores)
@@ -215,8 +215,10 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
     }
 
 
-def _num_solved(group: Sequence[Rollout], task: str) -> int:
-    return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group)
+def solved_by(group: Sequence[Rollout], task: str, k: int) -> float | None:
+    """pass@k of one problem, from the completions whose reward did not fail; None where these are fewer than k."""
+    scores = [rollout.scores[task] for rollout in group if task in rollout.scores]
+    return pass_at_k(len(scores), sum(score >= 1.0 for score in scores), k) if len(scores) >= k else None
 
 
 def powers_of_two(n: int) -> list[int]:

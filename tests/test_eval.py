@@ -17,6 +17,7 @@ from rlctl.commands.eval import _data_options, _settings
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_models import Target, target
 from rlctl.eval_report import Evaluation, summarise
+from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.test_cli import PLUGIN, fake, refused_on_stderr, rlctl
@@ -85,6 +86,20 @@ def test_a_problem_without_a_score_is_left_out_and_counted() -> None:
     assert found.metrics["val-core/set/acc/mean@1"] == 1.0
     assert found.metrics["val-aux/set/failed"] == 1
     assert "1 completions whose reward failed are left out" in eval_table.render([found], [], style="text")
+
+
+def test_a_completion_whose_reward_failed_is_not_taken_for_a_wrong_one() -> None:
+    """a: 1 of the 3 known, pass@2 1 - C(2, 2) / C(3, 2) = 2/3, no pass@4 of three; b: 4 of 4."""
+    wrong, right, another, lost = group("a", "#### 8", "#### 7", "#### 9", "x")
+    lost = Rollout(lost.problem, lost.prompt, lost.completion, lost.text, None, {})
+    groups = [[wrong, right, another, lost], group("b", *["#### 7"] * 4)]
+    found = summary(*groups)
+    assert found.metrics["val-core/set/acc/mean@4"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found.metrics["val-core/set/pass@2"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found.metrics["val-core/set/pass@4"] == 1.0
+    in_training = evaluation_metrics(groups, task="gsm8k", seconds=1.0)
+    core = {name: value for name, value in in_training.items() if name.startswith("val-core/")}
+    assert core == pytest.approx({name: found.metrics[name] for name in core})
 
 
 def test_two_models_are_compared_on_the_problems_both_have() -> None:
