@@ -74,7 +74,9 @@ def grade(problem: Problem, completion: str) -> RewardResult:
         return RewardResult(0.0, note=f"unreadable answer: {type(error).__name__}: {str(error)[:80]}")
 
 
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>|####[ \t]*([^\n]*)|\\boxed\{([^{}\n]*)\}", re.DOTALL)
+_ANSWER = re.compile(
+    r"<answer>((?:(?!<answer>).)*?)</answer>|####[ \t]*([^\n]*)|\\boxed\{((?:[^{}\n]|\{[^{}\n]*\})*)\}", re.DOTALL
+)
 
 
 def find_answer(completion: str) -> str | None:

@@ -50,10 +50,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table with its first rows, cells as text."""
+    """One table with its first rows, cells as text; `key` are the columns of a primary key of more than one."""
 
     name: str
     columns: tuple[Column, ...]
+    key: tuple[str, ...]
     references: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -83,6 +84,8 @@ def _block(table: Table, detail: Detail) -> str:
         parts.append(f"/* first {len(rows)} rows of {_in_comment(table.name)}:")
         parts += [_in_comment(header), *(_in_comment(" | ".join(row)) for row in rows), "*/"]
     lines = [_column_line(column, detail) for column in table.columns]
+    if table.key:
+        lines.append((f"PRIMARY KEY ({', '.join(map(guard.named, table.key))})", ""))
     last_code, last_note = lines[-1]
     ended = [(f"{code},", note) for code, note in lines[:-1]] + [(last_code, last_note)]
     parts.append(f"CREATE TABLE {guard.named(table.name)} (")
@@ -142,8 +145,13 @@ def _tables(database: str, num_rows: int, num_examples: int) -> tuple[Table, ...
 
 _TABLES = """
 SELECT name, type FROM sqlite_master
-WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid
-"""
+WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' {} ORDER BY rowid
+""".format(
+    # What full-text and other virtual tables keep their data in; told apart since SQLite 3.37.
+    "AND name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow')"
+    if sqlite3.sqlite_version_info >= (3, 37)
+    else ""
+)
 
 
 def _table(connection: sqlite3.Connection, name: str, database: str, num_rows: int, num_examples: int) -> Table:
@@ -154,15 +162,18 @@ def _table(connection: sqlite3.Connection, name: str, database: str, num_rows: i
         'SELECT name, type, pk, "notnull" FROM pragma_table_xinfo(?) WHERE hidden <> 1', (name,)
     ).fetchall()
     columns = []
+    keys = [column for key, column in sorted((key, column) for column, _, key, _ in infos) if key]
     for column, kind, key, not_null in infos:
         meaning, values = descriptions.get(column.lower(), ("", ""))
         query = f"SELECT {guard.quoted(column)} FROM {quoted} WHERE {guard.quoted(column)} IS NOT NULL LIMIT ?"
         values_found = connection.execute(query, (num_examples * 5,)) if num_examples else ()
         found = dict.fromkeys(_cell(value) for (value,) in values_found)
-        constraint = "PRIMARY KEY" if key else "NOT NULL" if not_null else ""
+        constraint = "PRIMARY KEY" if key and len(keys) == 1 else "NOT NULL" if not_null else ""
         columns.append(Column(column, _line(kind), constraint, meaning, values, tuple(found)[:num_examples]))
     rows = connection.execute(f"SELECT * FROM {quoted} LIMIT ?", (num_rows,)).fetchall() if num_rows else []
-    return Table(name, tuple(columns), _references(connection, name), tuple(tuple(map(_cell, row)) for row in rows))
+    whole_key = tuple(keys) if len(keys) > 1 else ()
+    cells = tuple(tuple(map(_cell, row)) for row in rows)
+    return Table(name, tuple(columns), whole_key, _references(connection, name), cells)
 
 
 def _references(connection: sqlite3.Connection, name: str) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def test_an_answer_that_a_grader_cannot_read_is_wrong_and_says_why() -> None:
         ("<answer> 7 </answer>", "7"),
         ("<answer>1</answer> no, <answer>2</answer>", "2"),
         (r"<answer>1</answer> so \boxed{2}", "2"),
+        (r"\boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         ("work\n#### 12 apples\n", "12 apples"),
         ("#### 3\n<answer>4</answer>", "4"),
         ("<answer>two\nlines</answer>", "two\nlines"),
@@ -88,7 +89,9 @@ def test_the_last_marked_answer_counts(completion: str, answer: str | None) -> N
     assert find_answer(completion) == answer
 
 
-@pytest.mark.parametrize("piece", ["<answer>", "<answer></answer", "\\boxed{", "#### ", "\\boxed{1}<answer>"])
+@pytest.mark.parametrize(
+    "piece", ["<answer>", "<answer></answer", "\\boxed{", "#### ", "\\boxed{1}<answer>", "\\boxed{{a}"]
+)
 def test_long_completions_are_read_in_linear_time(piece: str) -> None:
     start = time.perf_counter()
     find_answer(piece * (500_000 // len(piece)))

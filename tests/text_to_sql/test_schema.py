@@ -209,3 +209,15 @@ def test_a_schema_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> No
     path = database(tmp_path / "x.sqlite", "CREATE VIEW v AS SELECT b FROM gone")
     with pytest.raises(DataError, match=r"schema cannot be read: no such table: main\.gone"):
         schema_text(str(path), Detail(0, 0, descriptions=False, foreign_keys=False))
+
+
+def test_a_key_of_several_columns_is_one_key_in_its_own_order(tmp_path: Path) -> None:
+    path = database(tmp_path / "x.sqlite", "CREATE TABLE t(a NOT NULL, b, PRIMARY KEY(b, a))")
+    schema = schema_text(str(path), Detail(0, 0, descriptions=False, foreign_keys=False))
+    assert schema == "CREATE TABLE t (\n    a NOT NULL,\n    b,\n    PRIMARY KEY (b, a)\n);"
+
+
+def test_tables_that_a_full_text_table_keeps_its_data_in_are_not_shown(tmp_path: Path) -> None:
+    path = database(tmp_path / "x.sqlite", "CREATE VIRTUAL TABLE words USING fts5(a)", "CREATE TABLE words_of_mine(b)")
+    schema = schema_text(str(path), Detail(0, 0, descriptions=False, foreign_keys=False, compact=True))
+    assert schema == "words (a)\nwords_of_mine (b)"
