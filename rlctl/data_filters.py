@@ -26,7 +26,7 @@ def row_filter(where: Mapping[str, object], match: Mapping[str, str]) -> Keeps |
         for column, value in values.items():
             if value is MISSING:
                 return Fault(row.line, f"no column {column!r}, which data.where or data.match asks for")
-        return all(as_text(values[column]) in texts for column, texts in allowed.items()) and all(
+        return all(_compared(values[column]) in texts for column, texts in allowed.items()) and all(
             pattern.search(as_text(values[column])) for column, pattern in patterns.items()
         )
 
@@ -34,11 +34,22 @@ def row_filter(where: Mapping[str, object], match: Mapping[str, str]) -> Keeps |
 
 
 def _as_texts(wanted: object) -> frozenset[str]:
-    return frozenset(map(as_text, wanted if isinstance(wanted, list) else [wanted]))
+    return frozenset(map(_compared, wanted if isinstance(wanted, list) else [wanted]))
+
+
+def _compared(value: object) -> str:
+    """`as_text`, and what a CSV file makes of 5 and true in a column with gaps: "5.0" and "True"."""
+    text = as_text(value)
+    if text in ("True", "False"):
+        return text.lower()
+    return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
+
+
+_WHOLE = re.compile(r"-?[0-9]+\.0+")
 
 
 def as_text(value: object) -> str:
-    """A cell as it is compared: 5, 5.0 and "5" are the same, and so are true and "true"; null is empty."""
+    """A cell as patterns see it: 5, 5.0 and "5" are the same, and so are true and "true"; null is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -10,8 +10,8 @@ import pytest
 
 from rlctl import config
 from rlctl.data import load_pools, load_problems
-from rlctl.data_files import Columns, read_file
-from rlctl.data_filters import normalised
+from rlctl.data_files import Columns, Row, read_file
+from rlctl.data_filters import normalised, row_filter
 from rlctl.errors import ConfigError, DataError
 from rlctl.settings import DataSettings
 
@@ -211,3 +211,13 @@ def test_a_null_in_a_table_of_a_file_is_one(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text('[[data.sources]]\nsource = "owner/set"\nsubset = "null"\n')
     assert config.load(config=str(file), environ={}).settings.data.tables()[0].subset is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "same"),
+    [(5, "5.0", True), ("5.0", 5, True), (True, "True", True), ("False", False, True), (5, "5.05", False)],
+)
+def test_cells_of_a_csv_file_are_compared_as_what_they_were(wanted: object, there: object, same: bool) -> None:
+    keeps = row_filter({"x": wanted}, {})
+    assert keeps is not None
+    assert keeps(Row(2, {"x": there})) is same

@@ -64,8 +64,8 @@ def check_golds(reward_set: RewardSet, problems: Sequence[Problem]) -> list[str]
 
 def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
     """`count` problems, evenly over all of them."""
-    step = max(1, len(problems) // count)
-    return [problems[i] for i in range(0, len(problems), step)][:count]
+    size = min(count, len(problems))
+    return [problems[i * len(problems) // size] for i in range(size)]
 
 
 def gold_completions(reward: NamedReward, problems: Sequence[Problem]) -> list[Gold] | None:

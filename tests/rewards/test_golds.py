@@ -129,6 +129,7 @@ def test_the_sample_is_spread_over_all_problems():
     assert [problem.id for problem in spread(PROBLEMS, 4)] == ["p0", "p25", "p50", "p75"]
     assert len(spread(PROBLEMS[:3], 32)) == 3
     assert len(spread(PROBLEMS, 99)) == 99
+    assert spread(PROBLEMS, 60)[-1].id == "p98"
 
 
 # The whole check
