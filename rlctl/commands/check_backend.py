@@ -76,17 +76,16 @@ def _refuse_combinations(client: str | None, *, live: bool, settings: bool) -> N
 
 def _trial(name: str, *, config: str | None, assignments: list[str] | None) -> Trial:
     import asyncio
-    import contextlib
 
     from rlctl.backends import registry
     from rlctl.backends.probe.trial import run_trial
+    from rlctl.foreign_output import to_stderr
 
     chosen = {"backend": ("NAME", name)}
     settings = options.load_settings(preset="smoke", config=config, assignments=assignments, options=chosen).settings
     own = settings.local if name == "local" else settings.remote_backend[name]
     backend = registry.get(name).load("backend")
-    # What a backend prints must not get into the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with to_stderr():
         return asyncio.run(run_trial(lambda job: backend(own, job)))
 
 
