@@ -75,6 +75,8 @@ def _of_engines(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:
         yield f"{_BLOCK}.low_memory is a way of cuda_ipc, which is off."
     if settings.cuda_ipc and not settings.colocate:
         yield f"{_BLOCK}.cuda_ipc hands weights over within a device, so it needs colocate = true."
+    if settings.sleep_training and not settings.colocate:
+        yield f"{_BLOCK}.sleep_training makes room for a colocated sampler, so it needs colocate = true."
     if settings.seeded_sampling and settings.samples_per_request not in (None, 1):
         yield (
             f"{_BLOCK}.samples_per_request = {settings.samples_per_request}: with seeded_sampling each sample is a "

@@ -28,7 +28,8 @@ class ArcticSettings(RemoteBackendSettings):
     destroy_foreign_jobs: bool = False
     """Accept that the legacy client destroys every job that the server at host and port runs, whoever started it."""
     training_job_id: int | str | None = None
-    """Attach to this training job in place of creating jobs; attached jobs are left running at the end."""
+    """Attach to this training job in place of creating jobs, made with the same settings; attached jobs are left
+    running at the end."""
     sampling_job_id: int | str | None = None
     """The sampling job to attach to."""
     log_prob_job_id: int | str | None = None
