@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from rlctl.backends.arctic.backend import ArcticBackend
@@ -16,6 +17,7 @@ from rlctl.backends.arctic.connecting import unified_config
 from rlctl.backends.arctic.installed import Release
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.errors import BackendError, BackendUnavailable
+from rlctl.types import TrainRow
 from tests.arctic import colours
 from tests.arctic.platform import Platform
 from tests.backends.test_contract import LOSS, num_tokens, run, sampled
@@ -250,3 +252,26 @@ def test_a_constructor_that_wants_the_running_loop_gets_it(arctic_job: Any) -> N
             """Nothing to end."""
 
     run(backend_with(Client, arctic_job), lambda b: b.sync_weights())
+
+
+def test_the_reference_scores_in_calls_that_fit_and_rows_keep_their_order(arctic_job: Any) -> None:
+    class Client:
+        """Says of each token, one column early, that its log-prob is minus its id."""
+
+        sizes: ClassVar[list[int]] = []
+
+        def fwd_no_grad(self, batch: Any, *, reference_model: bool) -> Any:
+            ids = batch["batch"]["input_ids"]
+            self.sizes.append(len(ids))
+            return {"batch": {"logprobs": -ids.roll(-1, dims=-1).float()}}
+
+        def sleep_inference(self, level: int) -> None: ...
+        def shutdown(self) -> None: ...
+
+    prompt, none = np.array([7], np.int32), np.zeros(0, np.float32)
+    rows = [TrainRow(prompt, np.arange(20 + i, 22 + i, dtype=np.int32), 0.0, none) for i in range(7)]
+    job = replace(arctic_job, needs_reference=True)
+    backend = backend_with(lambda config: Client(), job, micro_batch_size=1, log_prob_gpus=2)
+    scored = run(backend, lambda b: b.log_probs(rows, reference=True))
+    assert [(-values).tolist() for values in scored] == [row.completion_ids.tolist() for row in rows]
+    assert Client.sizes == [2, 2, 2, 2]  # the last one filled up, since each rank wants a row

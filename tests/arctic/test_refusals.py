@@ -59,6 +59,10 @@ def job(*, steps: int = 20, **changes: Any) -> JobSpec:
         ({"log_prob_engine": "vllm"}, {"algorithm__kl_coef": 0.1}, "does not answer fwd_no_grad"),
         ({"cuda_ipc": True, "colocate": False}, {}, "needs colocate = true"),
         ({"low_memory": True}, {}, "low_memory is a way of cuda_ipc"),
+        ({"logits_from_float32": True}, {}, "the platform has it with zorro_train = true only"),
+        ({"attn_implementation": "sdpa", "micro_batch_size": 2}, {}, "the rows of a micro-batch see each other"),
+        ({"deepspeed": {"gradient_accumulation_steps": 4}}, {}, "gradient_accumulation_steps follow from the run"),
+        ({"sleep_training": True, "colocate": False}, {}, "sleep_training makes room for a colocated sampler"),
         ({"host": "far.example"}, {}, "a server can only be started on this machine"),
         ({"training_job_id": 1}, {}, "needs both training_job_id and sampling_job_id"),
         ({"training_job_id": 1, "sampling_job_id": 2, "comm_protocol": "ray"}, {}, "over http only"),
@@ -180,8 +184,20 @@ def test_micro_batches_fill_the_token_budget_and_divide_the_rows() -> None:
     assert config["train_micro_batch_size_per_gpu"] == 4
     assert config["gradient_accumulation_steps"] == 32
     assert config["train_batch_size"] == 256
+    # Without flash attention the rows of a micro-batch, which are joined to one sequence, would see each other.
+    assert jobs.micro_batch_size(ArcticSettings(attn_implementation="sdpa"), job()) == 1
     over = ArcticSettings(deepspeed={"zero_optimization": {"overlap_comm": True}})
     assert jobs.deepspeed_config(over, job())["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+
+
+def test_no_micro_batch_of_a_scoring_is_larger_than_the_token_budget() -> None:
+    told = job(trainer__max_tokens_per_device=5 * 2048, algorithm__kl_coef=0.1)
+    settings = ArcticSettings(training_gpus=2, log_prob_gpus=3)
+    assert jobs.rows_per_scoring(settings, told, reference=False) == 256  # which the trainer cuts by itself
+    assert jobs.rows_per_scoring(settings, told, reference=True) == 3 * 5  # the reference takes a rank's rows at once
+    eager = ArcticSettings(attn_implementation="eager", log_prob_gpus=3)
+    assert jobs.rows_per_scoring(eager, told, reference=True) == 3
+    assert jobs.rows_per_scoring(eager, replace(told, plan=None), reference=False) == 1
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,11 @@ class ArcticBackend(Backend[ArcticSettings]):
         return result
 
     async def _scored(self, rows: Sequence[TrainRow], *, reference: bool) -> list[LogProbs]:
+        most = jobs.rows_per_scoring(self.settings, self.job, reference=reference)
+        parts = [rows[i : i + most] for i in range(0, len(rows), most)]
+        return [values for part in parts for values in await self._scored_at_once(part, reference=reference)]
+
+    async def _scored_at_once(self, rows: Sequence[TrainRow], *, reference: bool) -> list[LogProbs]:
         ranks = jobs.log_prob_gpus(self.settings, self.job) if reference else self.settings.training_gpus
         # The log-prob engine accumulates nothing, so its rows only have to fill its ranks.
         steps = 1 if reference else jobs.accumulation_steps(self.settings, self.job)
