@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -96,6 +97,7 @@ def test_the_defaults_are_not_refused() -> None:
         ("v012", {"cuda_visible_devices": "0"}, "cannot pass it to a server"),
         ("v012", {"cuda_ipc": True, "low_memory": True}, "has it over ray only"),
         ("head", {"client": "legacy", "launch_server": False}, "destroys every job that the server"),
+        ("head", {"server_logs": False}, "the unified client cannot tell a server"),
     ],
 )
 def test_the_legacy_clients_dangers_need_an_explicit_setting(
@@ -125,12 +127,15 @@ def test_nothing_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.hint == "pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform"
 
 
-def test_a_legacy_client_is_not_started_where_a_server_listens(installed: Any) -> None:
-    installed("v012")
+@pytest.mark.parametrize(
+    ("release", "why"), [("v012", "destroy its jobs"), ("head", "the one that is to be started would not get the port")]
+)
+def test_no_server_is_started_where_one_listens(release: str, why: str, installed: Any) -> None:
+    installed(release)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = ArcticSettings(port=taken.getsockname()[1])
         build, _, _ = connecting.client_of_release(settings, job(), model="m")
-        with pytest.raises(BackendUnavailable, match="answers at localhost:"):
+        with pytest.raises(BackendUnavailable, match=f"answers at localhost:.*{why}"):
             build()
 
 
@@ -331,6 +336,45 @@ def test_a_dropped_connection_is_tried_again_only_after_an_error_500(after_500: 
     else:
         with pytest.raises(BackendError, match="step failed: ConnectionResetError"):
             asyncio.run(twice())
+
+
+def test_the_jobs_are_destroyed_after_an_error_500_that_closed_the_connection() -> None:
+    class ClientResponseError(Exception):
+        status = 500
+
+    class Client:
+        """Keeps silent about a job that it could not destroy, as the platform's do."""
+
+        is_closed, jobs = False, 1
+
+        def post(self) -> None:
+            if self.is_closed:
+                self.is_closed = False
+                raise ConnectionResetError("closed")
+
+        async def step(self) -> None:
+            self.is_closed = True
+            raise ClientResponseError("Internal Server Error")
+
+        async def reset_prefix_cache(self) -> None:
+            self.post()
+
+        def shutdown(self) -> None:
+            with contextlib.suppress(OSError):
+                self.post()
+                self.jobs = 0
+
+    client = Client()
+
+    async def fail_and_close() -> None:
+        thread = ClientThread(timeout_s=10)
+        await thread.connect(lambda: client)
+        with pytest.raises(BackendError, match="step failed: ClientResponseError"):
+            await thread.call("step")
+        assert await thread.close(method="shutdown", timeout_s=5) is None
+
+    asyncio.run(fail_and_close())
+    assert client.jobs == 0
 
 
 def test_deleting_the_folder_and_one_line_removes_the_backend(tmp_path: Path) -> None:

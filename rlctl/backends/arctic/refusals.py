@@ -28,7 +28,8 @@ def refuse(settings: ArcticSettings, job: JobSpec) -> None:
 
 def refuse_with(settings: ArcticSettings, job: JobSpec, *, release: Release) -> None:
     """The same for what depends on the installed release."""
-    raise_all([*_of_legacy(settings, release)] if release.flavour(settings) == "legacy" else [])
+    legacy = release.flavour(settings) == "legacy"
+    raise_all([*(_of_legacy(settings, release) if legacy else _of_unified(settings))])
 
 
 def raise_all(complaints: list[str]) -> None:
@@ -163,6 +164,12 @@ def _of_geometry(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:
             f"trainer.max_tokens_per_device = {job.max_tokens_per_device} is less than one row may have: "
             f"data.max_prompt_length + rollout.max_response_length = {longest}."
         )
+
+
+def _of_unified(settings: ArcticSettings) -> Iterator[str]:
+    for name in ("ray_auto_attach", "server_logs"):
+        if not getattr(settings, name):
+            yield f"{_BLOCK}.{name} = false: the unified client cannot tell a server; only the legacy one can."
 
 
 def _of_legacy(settings: ArcticSettings, release: Release) -> Iterator[str]:
