@@ -87,6 +87,8 @@ class ArcticBackend(Backend[ArcticSettings]):
         self._facts = await asyncio.to_thread(read_facts, self.job)
         self._texts = await asyncio.to_thread(load_texts, self.job.model)
         self._tell_of_tiles()
+        if (told := self._facts.told_of_zorro(self.settings)) is not None:
+            logger.warning(told)
         await self._thread.connect(build)
         return self._facts.info(self.settings, release)
 
