@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlctl.backends.arctic import connecting, jobs, payload
 from rlctl.backends.arctic import installed as installing
@@ -27,6 +29,7 @@ from rlctl.backends.arctic.texts import Texts
 from rlctl.errors import BackendError, BackendUnavailable, ConfigError
 from rlctl.settings import Settings
 from rlctl.types import JobSpec, Prompt, TrainRow
+from tests.arctic.computing import balance
 from tests.tiny import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -266,15 +269,38 @@ def test_a_payload_is_laid_out_as_the_platform_wants_it(zorro: bool) -> None:
 
 
 def test_the_balancer_is_asked_for_only_where_it_can_work() -> None:
-    def asked(*, gpus: int, num_rows: int, tokens: int = 16384) -> bool:
-        settings, told = ArcticSettings(training_gpus=gpus), replace(job(), max_tokens_per_device=tokens)
-        lay = payload.layout(rows()[:1] * num_rows, settings=settings, job=told, pad_id=0, multiple=gpus)
+    def asked(*groups: int, gpus: int = 2, tokens: int = 16384, most: int | None = None) -> bool:
+        """Whether for groups of so many rows each."""
+        settings = ArcticSettings(training_gpus=gpus, zorro_max_rollouts=most)
+        told = replace(job(), max_tokens_per_device=tokens)
+        ids, none = np.array([21, 22, 23], np.int32), np.zeros(3, np.float32)
+        each = [TrainRow(np.array([i], np.int32), ids, 1.0, none) for i, size in enumerate(groups) for _ in range(size)]
+        lay = payload.layout(each, settings=settings, job=told, pad_id=0, multiple=gpus)
         return bool(payload.score_payload(lay, settings=settings, job=told, ranks=gpus)["meta"]["load_balancer"])
 
-    assert asked(gpus=2, num_rows=4)
-    assert not asked(gpus=1, num_rows=4)
-    assert not asked(gpus=4, num_rows=4)  # as many rows as ranks
-    assert not asked(gpus=2, num_rows=4, tokens=24)  # a group of 8 rows of 1 + 3 tokens needs 25
+    assert asked(4, 4)
+    assert asked(8, 8, 8, 8)
+    assert asked(2, 4, 2)
+    assert not asked(4, 4, gpus=1)
+    assert not asked(1, 1, 1, 1, gpus=4)  # as many rows as ranks
+    assert not asked(4, 4, tokens=24)  # a group of 8 rows of 1 + 3 tokens needs 25
+    # Each rank gets the same number of rows, and groups are not cut for that.
+    assert not asked(8, 8, 8)
+    assert not asked(4)
+    assert not asked(3, 3, 2)
+    assert asked(4, most=2)
+    assert asked(8, 8, 8, most=4)
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=8), st.integers(2, 4))
+def test_groups_that_are_said_to_pack_do(sizes: list[int], ranks: int) -> None:
+    share, left = divmod(sum(sizes), ranks)
+    if left or not payload._packs(sizes, share):
+        return
+    prompts = torch.tensor([[i] for i, size in enumerate(sizes) for _ in range(size)])
+    batch = {"prompts": prompts, "attention_mask": torch.ones(len(prompts), 2)}
+    meta = {"rollout_n": 8, "max_response_len": 1, "max_token_len_per_gpu": 99}
+    balance(batch, meta, ranks)  # raises where a group fits nowhere
 
 
 @pytest.mark.parametrize("zorro", [False, True])
