@@ -114,6 +114,20 @@ def test_a_checkpoint_is_saved_from_a_trainer_that_is_awake(arctic_job: Any, tmp
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("where", ["saved/hf", "elsewhere"])
+def test_an_exported_model_lies_in_the_checkpoint_wherever_the_platform_put_it(
+    where: str, arctic_job: Any, tmp_path: Any
+) -> None:
+    class Client(Recording):
+        def save_checkpoint(self, **_: Any) -> Any:
+            (tmp_path / where).mkdir(parents=True)
+            (tmp_path / where / "model.safetensors").write_bytes(b"weights")
+            return {"path": str(tmp_path / "saved"), "hf_path": str(tmp_path / where)}
+
+    run(backend_with(Client, arctic_job), lambda backend: backend.save(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "model.safetensors").read_bytes() == b"weights"
+
+
 @pytest.mark.parametrize("reply", [{"status": "failed"}, None])
 def test_a_sync_that_did_not_say_ok_ends_the_run(reply: Any) -> None:
     class Client:

@@ -295,16 +295,24 @@ def _is_finite(row: TrainRow) -> bool:
 
 def _keep(path: Path, record: dict[str, Any]) -> None:
     """Bring the exported model into the checkpoint's own folder, and write down where the platform put what."""
-    exported = Path(str(record.get("hf_path") or path))
-    if exported.resolve() != path.resolve() and exported.is_dir() and exported.resolve().is_relative_to(path.resolve()):
-        for file in exported.iterdir():
-            shutil.move(file, path / file.name)
+    exported = Path(str(record.get("hf_path") or path)).resolve()
+    if record["client"] == "unified" and exported != path.resolve() and exported.is_dir():
+        take = shutil.move if exported.is_relative_to(path.resolve()) else _copied
+        for file in list(exported.iterdir()):
+            take(file, path / file.name)
     if record["client"] == "unified" and not any(path.iterdir()):
         raise CheckpointError(
             f"the platform says it wrote {record['path']}, and it is not seen here.",
             hint="set run.dir to a folder that this machine and the platform's share.",
         )
     (path / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _copied(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 def _record(path: Path) -> dict[str, Any]:
