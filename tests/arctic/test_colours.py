@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -170,6 +171,23 @@ def test_a_start_that_is_interrupted_leaves_no_jobs(arctic_job: Any) -> None:
 
     asyncio.run(interrupt())
     assert jobs == ["destroyed"]
+
+
+def test_a_start_that_cannot_be_ended_is_told(arctic_job: Any, caplog: pytest.LogCaptureFixture) -> None:
+    free = threading.Event()
+    backend = backend_with(lambda config: free.wait(20), arctic_job, shutdown_timeout_s=0.1)
+
+    async def interrupt() -> None:
+        task = asyncio.ensure_future(backend.start())
+        while backend._thread._connecting is None:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await backend.close()
+
+    asyncio.run(interrupt())
+    free.set()
+    assert "the jobs may still run: the platform's client was still being made after 0.1 s" in caplog.text
 
 
 def canned(**replies: Any) -> Callable[[Any], Any]:

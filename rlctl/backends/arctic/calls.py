@@ -109,6 +109,8 @@ class ClientThread:
             if connecting is not None:
                 # A start that was interrupted goes on in the thread, and may yet create jobs.
                 await asyncio.to_thread(concurrent.futures.wait, [connecting], timeout_s)
+                if not connecting.done():
+                    problem = BackendError(f"the platform's client was still being made after {timeout_s:g} s.")
             if self.client is not None and method is not None:
                 if self._after_error_500:
                     await self._shut_down(loop, HARMLESS, timeout_s=timeout_s)
