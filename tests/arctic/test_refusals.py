@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlctl.backends.arctic import connecting, jobs
+from rlctl.backends.arctic import calls, connecting, jobs
 from rlctl.backends.arctic import installed as installing
 from rlctl.backends.arctic.backend import ArcticBackend
 from rlctl.backends.arctic.calls import ClientThread
 from rlctl.backends.arctic.installed import find_release
+from rlctl.backends.arctic.model import ModelFacts
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.arctic.texts import Texts
 from rlctl.errors import BackendError, BackendUnavailable, ConfigError
@@ -179,6 +180,17 @@ def test_a_configuration_that_a_release_refuses_is_told_field_by_field(installed
 def test_tiles_of_logits_go_under_the_platforms_name(tiled: int, zorro: int, sent: str) -> None:
     settings = ArcticSettings(tiled_logits_compute=bool(tiled), zorro_train=bool(zorro))
     assert jobs.worker_config(settings, job())["logits_optimization"] == sent
+
+
+@pytest.mark.parametrize(("kind", "zorro", "told"), [("qwen3", 1, False), ("llama", 0, False), ("llama", 1, True)])
+def test_shared_prompts_are_warned_of_where_the_platform_may_lack_them(kind: str, zorro: int, told: bool) -> None:
+    facts = ModelFacts(kind, None, 10, 10, None)
+    assert (facts.told_of_zorro(ArcticSettings(zorro_train=bool(zorro))) is not None) == told
+
+
+def test_a_sampling_that_the_client_gave_up_names_the_setting_that_makes_it_shorter() -> None:
+    assert "remote_backend.arctic.samples_per_request" in str(calls.told("generate", TimeoutError()).hint)
+    assert "samples_per_request" not in str(calls.told("step", TimeoutError()).hint)
 
 
 def test_micro_batches_fill_the_token_budget_and_divide_the_rows() -> None:
