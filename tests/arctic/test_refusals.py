@@ -213,7 +213,7 @@ def test_no_micro_batch_of_a_scoring_is_larger_than_the_token_budget() -> None:
     assert jobs.rows_per_scoring(settings, told, reference=True) == 3 * 5  # the reference takes a rank's rows at once
     eager = ArcticSettings(attn_implementation="eager", log_prob_gpus=3)
     assert jobs.rows_per_scoring(eager, told, reference=True) == 3
-    assert jobs.rows_per_scoring(eager, replace(told, plan=None), reference=False) == 1
+    assert jobs.rows_per_scoring(eager, replace(told, plan=None), reference=False) is None
 
 
 @pytest.mark.parametrize(

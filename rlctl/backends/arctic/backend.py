@@ -168,7 +168,7 @@ class ArcticBackend(Backend[ArcticSettings]):
         return result
 
     async def _scored(self, rows: Sequence[TrainRow], *, reference: bool) -> list[LogProbs]:
-        most = jobs.rows_per_scoring(self.settings, self.job, reference=reference)
+        most = jobs.rows_per_scoring(self.settings, self.job, reference=reference) or len(rows)
         parts = [rows[i : i + most] for i in range(0, len(rows), most)]
         return [values for part in parts for values in await self._scored_at_once(part, reference=reference)]
 

@@ -32,12 +32,14 @@ def micro_batch_size(settings: ArcticSettings, job: JobSpec) -> int:
     return max(size for size in range(1, min(_fitting(settings, job), rows) + 1) if rows % size == 0)
 
 
-def rows_per_scoring(settings: ArcticSettings, job: JobSpec, *, reference: bool) -> int:
+def rows_per_scoring(settings: ArcticSettings, job: JobSpec, *, reference: bool) -> int | None:
     """Most rows of one scoring call, so that no micro-batch of it is larger than one of an update.
 
     The training engine cuts a call into the micro-batches of its updates, however many rows it has. The reference's
-    accumulates nothing: whatever a rank gets is one micro-batch.
+    accumulates nothing: whatever a rank gets is one micro-batch. None, all rows at once, where there is no plan.
     """
+    if job.plan is None and settings.micro_batch_size is None:
+        return None
     if job.plan is not None and not reference:
         return job.plan.rows_per_update
     ranks = log_prob_gpus(settings, job) if reference else settings.training_gpus
