@@ -22,6 +22,27 @@ def temperature(job: Job, meta: dict[str, Any], post: list[str]) -> float:
     return float(meta["temperature"]) if "apply_temperature" in post else 1.0
 
 
+def balance(batch: dict[str, Tensor], meta: dict[str, Any], ranks: int) -> None:
+    """Place whole groups of equal prompts on ranks of equal room, the largest and dearest first, on the cheapest."""
+    prompts, mask = batch["prompts"], batch["attention_mask"]
+    most = meta.get("zorro_train_max_rollouts", meta["rollout_n"])
+    columns, width = prompts.shape[1], meta["max_response_len"]
+    if meta["max_token_len_per_gpu"] < columns + width * most:
+        raise ValueError("max_token_len is smaller than a group")
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i, prompt in enumerate(prompts.tolist()):
+        alike.setdefault(tuple(prompt), []).append(i)
+    groups = [rows[i : i + most] for rows in alike.values() for i in range(0, len(rows), most)]
+    costs = [int(mask[group[0], :columns].sum() + mask[group, columns:].sum()) for group in groups]
+    room, loads = [len(prompts) // ranks] * ranks, [0] * ranks
+    for size, cost in sorted(((len(g), c) for g, c in zip(groups, costs, strict=True)), reverse=True):
+        rank = next((r for r in sorted(range(ranks), key=lambda r: loads[r]) if room[r] >= size), None)
+        if rank is None:
+            raise ValueError("a group fits nowhere")
+        room[rank] -= size
+        loads[rank] += cost
+
+
 def loss_spec(meta: dict[str, Any]) -> LossSpec:
     actor = meta["actor_config"]
     assert meta["policy_loss_config"]["loss_mode"] == "vanilla"

@@ -23,7 +23,7 @@ from rlctl.backends.local.backend import LocalBackend
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.types import Completion, Prompt, Sampling
 from tests import defaults
-from tests.arctic.computing import loss_spec, rate, rows_of, scores, temperature
+from tests.arctic.computing import balance, loss_spec, rate, rows_of, scores, temperature
 
 LIMIT = 10_000
 
@@ -152,6 +152,8 @@ class Platform:
         rows = len(batch["input_ids"])
         if meta.get("load_balancer") and rows <= ranks:
             raise ValueError("too many values to unpack (expected 2)")
+        if meta.get("load_balancer"):
+            balance(batch, meta, ranks)
         if rows < ranks * steps:
             raise ValueError(f"Batch dimension {rows} is smaller than num_workers")
         assert rows % (ranks * steps) == 0, f"{rows} rows, {ranks} ranks of {steps} micro-batches"

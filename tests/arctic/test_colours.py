@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from rlctl.backends.arctic.backend import ArcticBackend
@@ -16,6 +19,7 @@ from rlctl.backends.arctic.connecting import unified_config
 from rlctl.backends.arctic.installed import Release
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.errors import BackendError, BackendUnavailable
+from rlctl.types import TrainRow
 from tests.arctic import colours
 from tests.arctic.platform import Platform
 from tests.backends.test_contract import LOSS, num_tokens, run, sampled
@@ -169,6 +173,23 @@ def test_a_start_that_is_interrupted_leaves_no_jobs(arctic_job: Any) -> None:
     assert jobs == ["destroyed"]
 
 
+def test_a_start_that_cannot_be_ended_is_told(arctic_job: Any, caplog: pytest.LogCaptureFixture) -> None:
+    free = threading.Event()
+    backend = backend_with(lambda config: free.wait(20), arctic_job, shutdown_timeout_s=0.1)
+
+    async def interrupt() -> None:
+        task = asyncio.ensure_future(backend.start())
+        while backend._thread._connecting is None:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await backend.close()
+
+    asyncio.run(interrupt())
+    free.set()
+    assert "the jobs may still run: the platform's client was still being made after 0.1 s" in caplog.text
+
+
 def canned(**replies: Any) -> Callable[[Any], Any]:
     """A client that answers each method with a fixed reply, or raises it."""
 
@@ -217,6 +238,8 @@ def test_a_step_on_a_gradient_that_is_no_number_ends_the_run(arctic_job: Any) ->
 
     ranks = {"metrics": {"last_lr": [1e-3, 1e-3], "grad_norm": [2.0, 2.0]}}
     assert run(backend_with(canned(step=ranks), arctic_job), work).grad_norm == 2.0
+    untold = {"metrics": {"last_lr": 1e-3, "grad_norm": None}}  # DeepSpeed does not always report one
+    assert math.isnan(run(backend_with(canned(step=untold), arctic_job), work).grad_norm)
     with pytest.raises(BackendError, match="gradient of norm nan"):
         run(backend_with(canned(step={"metrics": {"last_lr": 1.0, "grad_norm": float("nan")}}), arctic_job), work)
     with pytest.raises(BackendError, match="no number 'last_lr'; they are grad_norm"):
@@ -250,3 +273,26 @@ def test_a_constructor_that_wants_the_running_loop_gets_it(arctic_job: Any) -> N
             """Nothing to end."""
 
     run(backend_with(Client, arctic_job), lambda b: b.sync_weights())
+
+
+def test_the_reference_scores_in_calls_that_fit_and_rows_keep_their_order(arctic_job: Any) -> None:
+    class Client:
+        """Says of each token, one column early, that its log-prob is minus its id."""
+
+        sizes: ClassVar[list[int]] = []
+
+        def fwd_no_grad(self, batch: Any, *, reference_model: bool) -> Any:
+            ids = batch["batch"]["input_ids"]
+            self.sizes.append(len(ids))
+            return {"batch": {"logprobs": -ids.roll(-1, dims=-1).float()}}
+
+        def sleep_inference(self, level: int) -> None: ...
+        def shutdown(self) -> None: ...
+
+    prompt, none = np.array([7], np.int32), np.zeros(0, np.float32)
+    rows = [TrainRow(prompt, np.arange(20 + i, 22 + i, dtype=np.int32), 0.0, none) for i in range(7)]
+    job = replace(arctic_job, needs_reference=True)
+    backend = backend_with(lambda config: Client(), job, micro_batch_size=1, log_prob_gpus=2)
+    scored = run(backend, lambda b: b.log_probs(rows, reference=True))
+    assert [(-values).tolist() for values in scored] == [row.completion_ids.tolist() for row in rows]
+    assert Client.sizes == [2, 2, 2, 2]  # the last one filled up, since each rank wants a row

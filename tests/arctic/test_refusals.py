@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -14,18 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from rlctl.backends.arctic import connecting, jobs, payload
+from rlctl.backends.arctic import calls, connecting, jobs
 from rlctl.backends.arctic import installed as installing
 from rlctl.backends.arctic.backend import ArcticBackend
 from rlctl.backends.arctic.calls import ClientThread
 from rlctl.backends.arctic.installed import find_release
+from rlctl.backends.arctic.model import ModelFacts
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.arctic.texts import Texts
 from rlctl.errors import BackendError, BackendUnavailable, ConfigError
 from rlctl.settings import Settings
-from rlctl.types import JobSpec, Prompt, TrainRow
+from rlctl.types import JobSpec, Prompt
 from tests.tiny import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,10 @@ def job(*, steps: int = 20, **changes: Any) -> JobSpec:
         ({"log_prob_engine": "vllm"}, {"algorithm__kl_coef": 0.1}, "does not answer fwd_no_grad"),
         ({"cuda_ipc": True, "colocate": False}, {}, "needs colocate = true"),
         ({"low_memory": True}, {}, "low_memory is a way of cuda_ipc"),
+        ({"logits_from_float32": True}, {}, "the platform has it with zorro_train = true only"),
+        ({"attn_implementation": "sdpa", "micro_batch_size": 2}, {}, "the rows of a micro-batch see each other"),
+        ({"deepspeed": {"gradient_accumulation_steps": 4}}, {}, "gradient_accumulation_steps follow from the run"),
+        ({"sleep_training": True, "colocate": False}, {}, "sleep_training makes room for a colocated sampler"),
         ({"host": "far.example"}, {}, "a server can only be started on this machine"),
         ({"training_job_id": 1}, {}, "needs both training_job_id and sampling_job_id"),
         ({"training_job_id": 1, "sampling_job_id": 2, "comm_protocol": "ray"}, {}, "over http only"),
@@ -92,6 +97,7 @@ def test_the_defaults_are_not_refused() -> None:
         ("v012", {"cuda_visible_devices": "0"}, "cannot pass it to a server"),
         ("v012", {"cuda_ipc": True, "low_memory": True}, "has it over ray only"),
         ("head", {"client": "legacy", "launch_server": False}, "destroys every job that the server"),
+        ("head", {"server_logs": False}, "the unified client cannot tell a server"),
     ],
 )
 def test_the_legacy_clients_dangers_need_an_explicit_setting(
@@ -121,12 +127,15 @@ def test_nothing_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.hint == "pip install 'rlctl[arctic]' && pip install --no-deps arctic-platform"
 
 
-def test_a_legacy_client_is_not_started_where_a_server_listens(installed: Any) -> None:
-    installed("v012")
+@pytest.mark.parametrize(
+    ("release", "why"), [("v012", "destroy its jobs"), ("head", "the one that is to be started would not get the port")]
+)
+def test_no_server_is_started_where_one_listens(release: str, why: str, installed: Any) -> None:
+    installed(release)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = ArcticSettings(port=taken.getsockname()[1])
         build, _, _ = connecting.client_of_release(settings, job(), model="m")
-        with pytest.raises(BackendUnavailable, match="answers at localhost:"):
+        with pytest.raises(BackendUnavailable, match=f"answers at localhost:.*{why}"):
             build()
 
 
@@ -173,6 +182,17 @@ def test_tiles_of_logits_go_under_the_platforms_name(tiled: int, zorro: int, sen
     assert jobs.worker_config(settings, job())["logits_optimization"] == sent
 
 
+@pytest.mark.parametrize(("kind", "zorro", "told"), [("qwen3", 1, False), ("llama", 0, False), ("llama", 1, True)])
+def test_shared_prompts_are_warned_of_where_the_platform_may_lack_them(kind: str, zorro: int, told: bool) -> None:
+    facts = ModelFacts(kind, None, 10, 10, None)
+    assert (facts.told_of_zorro(ArcticSettings(zorro_train=bool(zorro))) is not None) == told
+
+
+def test_a_sampling_that_the_client_gave_up_names_the_setting_that_makes_it_shorter() -> None:
+    assert "remote_backend.arctic.samples_per_request" in str(calls.told("generate", TimeoutError()).hint)
+    assert "samples_per_request" not in str(calls.told("step", TimeoutError()).hint)
+
+
 def test_micro_batches_fill_the_token_budget_and_divide_the_rows() -> None:
     settings = ArcticSettings(training_gpus=2)
     config = jobs.deepspeed_config(settings, job(trainer__max_tokens_per_device=5 * 2048))
@@ -180,8 +200,20 @@ def test_micro_batches_fill_the_token_budget_and_divide_the_rows() -> None:
     assert config["train_micro_batch_size_per_gpu"] == 4
     assert config["gradient_accumulation_steps"] == 32
     assert config["train_batch_size"] == 256
+    # Without flash attention the rows of a micro-batch, which are joined to one sequence, would see each other.
+    assert jobs.micro_batch_size(ArcticSettings(attn_implementation="sdpa"), job()) == 1
     over = ArcticSettings(deepspeed={"zero_optimization": {"overlap_comm": True}})
     assert jobs.deepspeed_config(over, job())["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+
+
+def test_no_micro_batch_of_a_scoring_is_larger_than_the_token_budget() -> None:
+    told = job(trainer__max_tokens_per_device=5 * 2048, algorithm__kl_coef=0.1)
+    settings = ArcticSettings(training_gpus=2, log_prob_gpus=3)
+    assert jobs.rows_per_scoring(settings, told, reference=False) == 256  # which the trainer cuts by itself
+    assert jobs.rows_per_scoring(settings, told, reference=True) == 3 * 5  # the reference takes a rank's rows at once
+    eager = ArcticSettings(attn_implementation="eager", log_prob_gpus=3)
+    assert jobs.rows_per_scoring(eager, told, reference=True) == 3
+    assert jobs.rows_per_scoring(eager, replace(told, plan=None), reference=False) is None
 
 
 @pytest.mark.parametrize(
@@ -200,80 +232,6 @@ def test_the_schedule_is_deepspeeds_in_updates(changes: Any, kind: str | None, w
     assert (schedule and schedule["type"]) == kind
     if schedule:
         assert schedule["params"]["warmup_num_steps"] == warmup
-
-
-def rows() -> list[TrainRow]:
-    def row(prompt: list[int], completion: list[int], advantage: float) -> TrainRow:
-        old = np.array([-0.5 * (i + 1) for i in range(len(completion))], np.float32)
-        ids = [np.array(each, np.int32) for each in (prompt, completion)]
-        return TrainRow(*ids, advantage, np.zeros(len(completion), np.float32), old, old - 1)
-
-    return [row([11], [21, 22, 23], 1.5), row([12, 13], [24], -0.5), row([14], [25, 26], 0.25)]
-
-
-@pytest.mark.parametrize("zorro", [False, True])
-def test_a_payload_is_laid_out_as_the_platform_wants_it(zorro: bool) -> None:
-    settings = ArcticSettings(zorro_train=zorro, training_gpus=2, drop_position_ids=False)
-    told = replace(job(algorithm__kl_coef=0.1), max_prompt_length=2, max_response_length=3)
-    lay = payload.layout(rows(), settings=settings, job=told, pad_id=9, multiple=4)
-    loss = told.plan.loss  # type: ignore[union-attr]
-    sent = payload.update_payload(lay, settings=settings, job=told, loss=loss, loss_denominator=6.0)
-    batch, meta = sent["batch"], sent["meta"]
-    assert batch["input_ids"].tolist() == [
-        [9, 11, 21, 22, 23], [12, 13, 24, 9, 9], [9, 14, 25, 26, 9], [9, 14, 25, 26, 9],
-    ]  # fmt: skip
-    assert batch["attention_mask"].tolist()[0] == [0, 1, 1, 1, 1]
-    assert batch["position_ids"].tolist()[2] == [0, 0, 1, 2, 0]
-    assert batch["prompts"].tolist()[1] == [12, 13]
-    assert batch["responses"].tolist()[1] == [24, 9, 9]
-    # The fourth row only fills the ranks: it is computed, and teaches nothing.
-    assert batch["response_mask"].tolist() == [[0, 0, 1, 1, 1], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0] * 5]
-    assert batch["old_log_probs"].tolist()[0] == [0, 0, -0.5, -1.0, -1.5]
-    assert batch["ref_log_prob"].tolist()[1] == [0, 0, -1.5, 0, 0]
-    assert batch["advantages"].tolist()[:2] == [[0, 0, 1.5, 1.5, 1.5], [0, 0, -0.5, 0, 0]]
-    assert torch.equal(batch["loss_mask"], batch["response_mask"])
-    assert sent["processing"]["loss_fn"] == "verl_grpo"
-    assert sent["processing"]["post"] == ["apply_temperature", "compute_entropy_and_logprobs"]
-    assert (meta["batch_num_tokens"], meta["global_batch_size"], meta["rollout_is_weights"]) == (6, 3, None)
-    assert isinstance(meta["batch_num_tokens"], int)
-    assert (meta["pad_token_id"], meta["max_prompt_len"], meta["max_response_len"]) == (9, 2, 3)
-    assert meta["actor_config"]["use_kl_loss"] is True
-    assert meta["load_balancer"] is True
-    assert not any("." in key for key in (*batch, *meta))
-    score = payload.score_payload(lay, settings=settings, job=told, ranks=2)["processing"]
-    assert score == {"post": ["compute_entropy_and_logprobs"], "loss_fn": None, "config": {}}
-
-
-def test_the_balancer_is_asked_for_only_where_it_can_work() -> None:
-    def asked(*, gpus: int, num_rows: int, tokens: int = 16384) -> bool:
-        settings, told = ArcticSettings(training_gpus=gpus), replace(job(), max_tokens_per_device=tokens)
-        lay = payload.layout(rows()[:1] * num_rows, settings=settings, job=told, pad_id=0, multiple=gpus)
-        return bool(payload.score_payload(lay, settings=settings, job=told, ranks=gpus)["meta"]["load_balancer"])
-
-    assert asked(gpus=2, num_rows=4)
-    assert not asked(gpus=1, num_rows=4)
-    assert not asked(gpus=4, num_rows=4)  # as many rows as ranks
-    assert not asked(gpus=2, num_rows=4, tokens=24)  # a group of 8 rows of 1 + 3 tokens needs 25
-
-
-@pytest.mark.parametrize("zorro", [False, True])
-def test_log_probs_are_read_from_the_column_the_zorro_flag_means(zorro: bool) -> None:
-    settings = ArcticSettings(zorro_train=zorro)
-    told = replace(job(), max_prompt_length=2, max_response_length=3)
-    lay = payload.layout(rows(), settings=settings, job=told, pad_id=9, multiple=1)
-    table = torch.arange(15, dtype=torch.bfloat16).reshape(3, 5)
-    read = payload.response_values({"batch": {"logprobs": table}}, "logprobs", lay=lay, zorro=zorro)
-    first = 2 if zorro else 1
-    assert [part.tolist() for part in read] == [
-        [first, first + 1, first + 2], [5 + first], [10 + first, 11 + first],
-    ]  # fmt: skip
-    assert read[0].dtype == np.float32
-    with pytest.raises(BackendError, match=r"of shape \(2, 5\), not \(3, 5\)"):
-        payload.response_values({"batch": {"logprobs": table[:2]}}, "logprobs", lay=lay, zorro=zorro)
-    with pytest.raises(BackendError, match="returned no entropy: its keys are"):
-        payload.response_values({"batch": {"logprobs": table}}, "entropy", lay=lay, zorro=zorro)
-    with pytest.raises(BackendError, match="not finite"):
-        payload.response_values({"batch": {"logprobs": table / 0}}, "logprobs", lay=lay, zorro=zorro)
 
 
 def test_a_prompt_is_sent_as_a_text_that_encodes_to_its_ids() -> None:
@@ -315,6 +273,45 @@ def test_a_dropped_connection_is_tried_again_only_after_an_error_500(after_500: 
     else:
         with pytest.raises(BackendError, match="step failed: ConnectionResetError"):
             asyncio.run(twice())
+
+
+def test_the_jobs_are_destroyed_after_an_error_500_that_closed_the_connection() -> None:
+    class ClientResponseError(Exception):
+        status = 500
+
+    class Client:
+        """Keeps silent about a job that it could not destroy, as the platform's do."""
+
+        is_closed, jobs = False, 1
+
+        def post(self) -> None:
+            if self.is_closed:
+                self.is_closed = False
+                raise ConnectionResetError("closed")
+
+        async def step(self) -> None:
+            self.is_closed = True
+            raise ClientResponseError("Internal Server Error")
+
+        async def reset_prefix_cache(self) -> None:
+            self.post()
+
+        def shutdown(self) -> None:
+            with contextlib.suppress(OSError):
+                self.post()
+                self.jobs = 0
+
+    client = Client()
+
+    async def fail_and_close() -> None:
+        thread = ClientThread(timeout_s=10)
+        await thread.connect(lambda: client)
+        with pytest.raises(BackendError, match="step failed: ClientResponseError"):
+            await thread.call("step")
+        assert await thread.close(method="shutdown", timeout_s=5) is None
+
+    asyncio.run(fail_and_close())
+    assert client.jobs == 0
 
 
 def test_deleting_the_folder_and_one_line_removes_the_backend(tmp_path: Path) -> None:

@@ -159,7 +159,14 @@ def test_a_lock_holds_until_anything_changes_and_then_says_what(package: Any, tm
     ]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"rlctl_lock": 2, "backend": "toy", "parts": {}}', "\x00"])
+NO_LOCKS = [
+    "", "[]", "{}", "null", '{"rlctl_lock": 2, "backend": "toy", "parts": {}}', "\x00",
+    '{"rlctl_lock": 1, "backend": "toy", "parts": {"a": {"methods": {"generate": 5}, "extra": []}}}',
+    '{"rlctl_lock": 1, "backend": "toy", "parts": {"a": {"methods": {}, "extra": [1, "b"]}}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_LOCKS)
 def test_a_file_that_is_no_lock_is_refused(package: Any, tmp_path: Path, text: str) -> None:
     package(new=NEW)
     (tmp_path / "toy.lock").write_text(text)

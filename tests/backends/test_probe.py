@@ -417,6 +417,7 @@ BASE_SOURCE = """
         "_LAZY = {'Client': '.client', 'make': 'shop.client'}\ndef __getattr__(name): raise ImportError('vllm')",
         "_STRUCTURE = {'client': ['Client', 'make']}\nraise ValueError('no such device')",
         "def __getattr__(name):\n    from .client import Client, make\n    return Client",
+        "from importlib import import_module as m\ndef __getattr__(name): return getattr(m('shop' '.client'), name)",
     ],
 )
 @pytest.mark.parametrize("target", ["Client", "make"])

@@ -7,6 +7,7 @@
   jobs        settings -> the configurations of its training, sampling and log-prob jobs
   connecting  the client of the release, built with every setting sent explicitly
   calls       a thread in which that client lives, so that nothing it does stalls the run
+  turns       which of sampler and trainer sleeps, on devices that they share
   payload     rows -> the padded tensors of its batch, and its log-probs back
   texts       prompts as the texts it wants, and its completions back as token ids
   replies     its metrics -> LossStats and OptimStats

@@ -29,6 +29,7 @@ from rlctl.backends.arctic.payload import Layout, layout, response_values, score
 from rlctl.backends.arctic.refusals import refuse
 from rlctl.backends.arctic.settings import ArcticSettings
 from rlctl.backends.arctic.texts import Texts, completion, load_texts, sampling_params
+from rlctl.backends.arctic.turns import Turns
 from rlctl.backends.base import Backend
 from rlctl.errors import BackendError, CheckpointError
 from rlctl.modelpath import locate
@@ -67,12 +68,10 @@ class ArcticBackend(Backend[ArcticSettings]):
         refuse(settings, job)
         self._connect = connect
         self._thread = ClientThread(timeout_s=settings.request_timeout_s)
+        self._turns = Turns(settings, self._thread)
         self._texts: Texts | None = None
         self._facts: ModelFacts | None = None
         self._flavour: Flavour = "unified"
-        self._awake = True
-        """Whether the sampler is; the trainer is when the sampler sleeps, or both are."""
-        self._trainer_awake = True
         self._version = 0
         self._waits_for_step = False
         """Whether a gradient lies in the trainer."""
@@ -88,6 +87,8 @@ class ArcticBackend(Backend[ArcticSettings]):
         self._facts = await asyncio.to_thread(read_facts, self.job)
         self._texts = await asyncio.to_thread(load_texts, self.job.model)
         self._tell_of_tiles()
+        if (told := self._facts.told_of_zorro(self.settings)) is not None:
+            logger.warning(told)
         await self._thread.connect(build)
         return self._facts.info(self.settings, release)
 
@@ -108,7 +109,7 @@ class ArcticBackend(Backend[ArcticSettings]):
         self.facts.must_know_ids(prompts)
         start = time.perf_counter()
         self._entropy.clear()
-        await self._sampler_on()
+        await self._turns.sampler()
         texts = await asyncio.to_thread(self._texts_of, prompts)
         items = await self._sampled(texts, prompts, n=n, sampling=sampling)
         check = self.settings.check_prompt_ids
@@ -160,12 +161,18 @@ class ArcticBackend(Backend[ArcticSettings]):
         filled = [i for i, row in enumerate(rows) if len(row.completion_ids)]
         if not filled:
             return result
-        await self._trainer_on()
+        _ = self.facts
+        await self._turns.trainer()
         for i, values in zip(filled, await self._scored([rows[i] for i in filled], reference=reference), strict=True):
             result[i] = values
         return result
 
     async def _scored(self, rows: Sequence[TrainRow], *, reference: bool) -> list[LogProbs]:
+        most = jobs.rows_per_scoring(self.settings, self.job, reference=reference) or len(rows)
+        parts = [rows[i : i + most] for i in range(0, len(rows), most)]
+        return [values for part in parts for values in await self._scored_at_once(part, reference=reference)]
+
+    async def _scored_at_once(self, rows: Sequence[TrainRow], *, reference: bool) -> list[LogProbs]:
         ranks = jobs.log_prob_gpus(self.settings, self.job) if reference else self.settings.training_gpus
         # The log-prob engine accumulates nothing, so its rows only have to fill its ranks.
         steps = 1 if reference else jobs.accumulation_steps(self.settings, self.job)
@@ -198,7 +205,7 @@ class ArcticBackend(Backend[ArcticSettings]):
         if not all(map(_is_finite, filled)):
             self._poisoned = True
             return LossStats(loss=math.nan, pg_loss=math.nan, rows=len(filled), flops=math.nan)
-        await self._trainer_on()
+        await self._turns.trainer()
         if any(row.old_logprobs is None for row in filled):
             old = await self._scored(filled, reference=False)
             filled = [row.with_old(values) for row, values in zip(filled, old, strict=True)]
@@ -244,39 +251,12 @@ class ArcticBackend(Backend[ArcticSettings]):
 
     async def sync_weights(self) -> SyncReport:
         _ = self.facts
-        settings = self.settings
-        if settings.sleep_training and settings.colocate:
-            await self._thread.call("sleep_training", mode="non_lp")
-        reply = await self._thread.call("sync_weights", cuda_ipc=settings.cuda_ipc, low_memory=settings.low_memory)
-        if not isinstance(reply, dict) or reply.get("status") != "ok":
-            raise BackendError(f"the platform's sync_weights did not say ok: {str(reply)[:120]}.")
-        self._awake = True
-        if settings.sleep_training and settings.colocate:
-            await self._thread.call("sleep_training", mode="lp_params")
-            self._trainer_awake = False
+        await self._turns.sync()
         return SyncReport(names_expected=None, names_sent=None, version=self._version)
-
-    async def _trainer_on(self) -> None:
-        """Colocated, the sampler gives its memory to the trainer."""
-        _ = self.facts
-        if self.settings.colocate and self._awake:
-            await self._thread.call("sleep_inference", level=1)
-            self._awake = False
-        if not self._trainer_awake:
-            await self._thread.call("wake_training")
-            self._trainer_awake = True
-
-    async def _sampler_on(self) -> None:
-        if self.settings.colocate and self.settings.sleep_training and not self._awake and self._trainer_awake:
-            await self._thread.call("sleep_training", mode="all")
-            self._trainer_awake = False
-        if not self._awake:
-            for tag in ("weights", "kv_cache"):  # in this order, or the platform refuses
-                await self._thread.call("wake_inference", tags=[tag])
-            self._awake = True
 
     async def save(self, path: Path) -> None:
         _ = self.facts
+        await self._turns.weights()
         await asyncio.to_thread(path.mkdir, parents=True, exist_ok=True)
         told: dict[str, Any] = {}
         if self._flavour == "unified":
@@ -295,6 +275,7 @@ class ArcticBackend(Backend[ArcticSettings]):
                 hint="use a release with the unified client.",
             )
         record = await asyncio.to_thread(_record, path)
+        await self._turns.weights()
         await self._thread.call("load_checkpoint", path=str(path.resolve()))
         self._version = int(record["version"])
         await self.sync_weights()
@@ -314,16 +295,24 @@ def _is_finite(row: TrainRow) -> bool:
 
 def _keep(path: Path, record: dict[str, Any]) -> None:
     """Bring the exported model into the checkpoint's own folder, and write down where the platform put what."""
-    exported = Path(str(record.get("hf_path") or path))
-    if exported.resolve() != path.resolve() and exported.is_dir() and exported.resolve().is_relative_to(path.resolve()):
-        for file in exported.iterdir():
-            shutil.move(file, path / file.name)
+    exported = Path(str(record.get("hf_path") or path)).resolve()
+    if record["client"] == "unified" and exported != path.resolve() and exported.is_dir():
+        take = shutil.move if exported.is_relative_to(path.resolve()) else _copied
+        for file in list(exported.iterdir()):
+            take(file, path / file.name)
     if record["client"] == "unified" and not any(path.iterdir()):
         raise CheckpointError(
             f"the platform says it wrote {record['path']}, and it is not seen here.",
             hint="set run.dir to a folder that this machine and the platform's share.",
         )
     (path / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _copied(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 def _record(path: Path) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from rlctl.errors import BackendError, BackendUnavailable, RlctlError
 
 _DROPPED = frozenset({"ClientOSError", "ServerDisconnectedError", "ClientConnectionResetError", "ConnectionError"})
 """Names of aiohttp's and requests' errors for a connection that was closed from the other side."""
+HARMLESS = "reset_prefix_cache"
+"""Called before a shutdown that follows an error 500. The connection that the server closed after it fails the next
+call, and the clients keep silent about a job that they could not destroy: it would go on, and keep its GPUs."""
 
 
 class ClientThread:
@@ -106,7 +109,11 @@ class ClientThread:
             if connecting is not None:
                 # A start that was interrupted goes on in the thread, and may yet create jobs.
                 await asyncio.to_thread(concurrent.futures.wait, [connecting], timeout_s)
+                if not connecting.done():
+                    problem = BackendError(f"the platform's client was still being made after {timeout_s:g} s.")
             if self.client is not None and method is not None:
+                if self._after_error_500:
+                    await self._shut_down(loop, HARMLESS, timeout_s=timeout_s)
                 problem = await self._shut_down(loop, method, timeout_s=timeout_s)
         finally:
             self.client = None
@@ -116,6 +123,7 @@ class ClientThread:
     async def _shut_down(
         self, loop: asyncio.AbstractEventLoop, method: str, *, timeout_s: float
     ) -> BackendError | None:
+        """Call a method, and return what went wrong."""
         future = asyncio.run_coroutine_threadsafe(self._called(method, (), {}), loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
@@ -178,11 +186,13 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 def told(what: str, error: BaseException) -> BackendError:
     """A foreign error as one of ours."""
     text = str(error).strip().split("\n")[0] or "no reason given"
-    return BackendError(f"the platform's {what} failed: {type(error).__name__}: {text}", hint=_hint(error))
+    return BackendError(f"the platform's {what} failed: {type(error).__name__}: {text}", hint=_hint(what, error))
 
 
-def _hint(error: BaseException) -> str:
+def _hint(what: str, error: BaseException) -> str:
     status = _status(error)
+    if what == "generate" and isinstance(error, TimeoutError):
+        return "the legacy HTTP client gives up after 300 s; set remote_backend.arctic.samples_per_request."
     if status == 500:
         return "the server tells no reasons for an error 500; they are in its own log."
     if status in (404, 422):

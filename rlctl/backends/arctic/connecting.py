@@ -47,6 +47,8 @@ def client_of_release(settings: ArcticSettings, job: JobSpec, *, model: str) -> 
 def _unified(settings: ArcticSettings, config: Config) -> object:
     config_class = _imported("arctic_platform.client:ArcticRLClientConfig")
     create = _imported("arctic_platform.client:create_arctic_rl_client")
+    if config["backend"]["launch_local_server"]:
+        _must_be_free(settings, else_it="the one that is to be started would not get the port.")
     return create(_filled(config_class, config), blocking_calls=settings.blocking_calls)
 
 
@@ -55,8 +57,8 @@ def _legacy(settings: ArcticSettings, config: Config) -> object:
     filled = _filled(_imported("arctic_platform.rl.config:ArcticRLClientConfig"), config)
     if settings.comm_protocol == "ray":
         return client(filled, None)
-    if settings.launch_server and not settings.attaches:
-        _must_be_free(settings)
+    if settings.launch_server and not settings.attaches and not settings.destroy_foreign_jobs:
+        _must_be_free(settings, else_it="the legacy client would take it for its own and destroy its jobs.")
     return client(filled)
 
 
@@ -78,20 +80,18 @@ def _filled(config_class: Any, config: Config) -> object:
         ) from error
 
 
-def _must_be_free(settings: ArcticSettings) -> None:
-    """Raises BackendUnavailable when somebody listens where a server is to be started.
-
-    The legacy client would take that one for its own, and destroy its jobs.
-    """
-    with socket.socket() as probe:
-        probe.settimeout(2)
-        taken = probe.connect_ex((_address(settings.host), settings.port)) == 0
-    if taken and not settings.destroy_foreign_jobs:
-        raise BackendUnavailable(
-            f"a server answers at {settings.host}:{settings.port} already; the legacy client would take it for its own "
-            "and destroy its jobs.",
-            hint="set remote_backend.arctic.port to a free one, or stop that server.",
-        )
+def _must_be_free(settings: ArcticSettings, *, else_it: str) -> None:
+    """Raises BackendUnavailable when somebody listens where a server is to be started: the client would take that
+    one, with the GPUs, the sharing of them and the jobs that it has, for its own."""
+    try:
+        socket.create_connection((_address(settings.host), settings.port), timeout=2).close()
+    except OSError:
+        return
+    raise BackendUnavailable(
+        f"a server answers at {settings.host}:{settings.port} already; {else_it}",
+        hint="set remote_backend.arctic.port to a free one, or stop that server; "
+        "remote_backend.arctic.launch_server = false connects to it.",
+    )
 
 
 def _address(host: str) -> str:

@@ -23,14 +23,42 @@ def accumulation_steps(settings: ArcticSettings, job: JobSpec) -> int:
 
 
 def micro_batch_size(settings: ArcticSettings, job: JobSpec) -> int:
-    """Rows of a micro-batch: as set, else the most that the token budget holds and that divides a rank's rows."""
+    """Rows of a micro-batch: as set, else the most that fit and that divide a rank's rows."""
     if settings.micro_batch_size is not None:
         return settings.micro_batch_size
     if job.plan is None:
         return 1
-    fitting = max(1, job.max_tokens_per_device // (job.max_prompt_length + job.max_response_length))
     rows = _rows_per_rank(settings, job.plan)
-    return max(size for size in range(1, min(fitting, rows) + 1) if rows % size == 0)
+    return max(size for size in range(1, min(_fitting(settings, job), rows) + 1) if rows % size == 0)
+
+
+def rows_per_scoring(settings: ArcticSettings, job: JobSpec, *, reference: bool) -> int | None:
+    """Most rows of one scoring call, so that no micro-batch of it is larger than one of an update.
+
+    The training engine cuts a call into the micro-batches of its updates, however many rows it has. The reference's
+    accumulates nothing: whatever a rank gets is one micro-batch. None, all rows at once, where there is no plan.
+    """
+    if job.plan is None and settings.micro_batch_size is None:
+        return None
+    if job.plan is not None and not reference:
+        return job.plan.rows_per_update
+    ranks = log_prob_gpus(settings, job) if reference else settings.training_gpus
+    return max(1, ranks) * (settings.micro_batch_size or _fitting(settings, job))
+
+
+def _fitting(settings: ArcticSettings, job: JobSpec) -> int:
+    """Rows that a micro-batch may have: those that the token budget holds, or one if rows would see each other."""
+    if mixes_rows(settings):
+        return 1
+    return max(1, job.max_tokens_per_device // (job.max_prompt_length + job.max_response_length))
+
+
+def mixes_rows(settings: ArcticSettings) -> bool:
+    """Whether rows of one micro-batch, which the platform joins to one sequence, see each other.
+
+    Only flash attention keeps them apart, by their positions; shared prompts have an attention of their own.
+    """
+    return "flash" not in settings.attn_implementation and not settings.zorro_train
 
 
 def _rows_per_rank(settings: ArcticSettings, plan: UpdatePlan) -> int:
@@ -105,6 +133,7 @@ def worker_config(settings: ArcticSettings, job: JobSpec) -> Config:
             "rollout_n": group_size(job),
             "temperature": job.temperature,
             "use_unpad": True,
+            "logits_compute_from_fp32_inputs": settings.logits_from_float32,
         }
     return config
 

@@ -13,11 +13,16 @@ from rlctl.perf import ModelShape, datasheet_peak, model_shape
 from rlctl.tokenizer import model_json
 from rlctl.types import BackendInfo, JobSpec, Prompt
 
+_SHARES_PROMPTS = ("qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+"""Model types that the platform's zorro has code for, in the releases that were read."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """Facts about the model of a job."""
 
+    model_type: str
+    """As its config.json has it."""
     shape: ModelShape | None
     vocab_size: int
     num_parameters: int
@@ -38,6 +43,16 @@ class ModelFacts:
             vocab_size=self.vocab_size,
             num_parameters=self.num_parameters,
             max_context=self.max_context,
+        )
+
+    def told_of_zorro(self, settings: ArcticSettings) -> str | None:
+        """What is to be said of shared prompts; a later release may have them for further models."""
+        if not settings.zorro_train or self.model_type in _SHARES_PROMPTS:
+            return None
+        known = ", ".join(_SHARES_PROMPTS)
+        return (
+            f"remote_backend.arctic.zorro_train = true: the model is of type {self.model_type!r}; the platform is "
+            f"known to share prompts for {known}"
         )
 
     def must_know_ids(self, prompts: Sequence[Prompt]) -> None:
@@ -67,6 +82,7 @@ def read_facts(job: JobSpec) -> ModelFacts:
     if isinstance(context, int) and longest > context:
         raise ModelError(f"prompt and response make {longest} tokens; the context of {job.model} is {context}.")
     return ModelFacts(
+        model_type=str(config.get("model_type")),
         shape=model_shape(config),
         vocab_size=vocab,
         num_parameters=_num_parameters(files.location),

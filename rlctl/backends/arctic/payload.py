@@ -11,8 +11,10 @@ Letters: B rows with those added to fill the ranks, P prompt columns, R response
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -147,11 +149,28 @@ def shared_rows(settings: ArcticSettings, job: JobSpec) -> int:
 
 
 def _may_balance(lay: Layout, *, settings: ArcticSettings, job: JobSpec, ranks: int) -> bool:
-    """Whether the server's balancer would take this batch: it wants more rows than ranks, whole shares, and room for
-    a group of rows in one rank's token budget."""
-    rows = len(lay.rows)
-    fits = lay.prompt_columns + lay.response_columns * shared_rows(settings, job) <= job.max_tokens_per_device
-    return settings.load_balancer and ranks > 1 and rows > ranks and rows % ranks == 0 and fits
+    """Whether the server's balancer would take this batch: it wants more rows than ranks, groups that pack exactly,
+    and room for a group of rows in one rank's token budget."""
+    rows, most = len(lay.rows), shared_rows(settings, job)
+    fits = lay.prompt_columns + lay.response_columns * most <= job.max_tokens_per_device
+    wanted = settings.load_balancer and ranks > 1 and rows > ranks and rows % ranks == 0
+    return wanted and fits and _packs(group_sizes(lay.rows, most=most), rows // ranks)
+
+
+def group_sizes(rows: Sequence[TrainRow], *, most: int) -> list[int]:
+    """Rows of each prompt, in pieces of `most`, as the balancer cuts them."""
+    counts = Counter(row.prompt_ids.tobytes() for row in rows).values()
+    return [min(most, count - start) for count in counts for start in range(0, count, most)]
+
+
+def _packs(sizes: Sequence[int], share: int) -> bool:
+    """Whether whole groups are sure to fill every rank's share exactly; where they do not, the server fails.
+
+    It places one group after the other, the largest first, wherever there is room. If each size divides every larger
+    one and the share, the room left anywhere is always a multiple of the next group.
+    """
+    chain = [share, *sorted(set(sizes), reverse=True)]
+    return all(larger % smaller == 0 for larger, smaller in pairwise(chain))
 
 
 def _loss_meta(lay: Layout, loss: LossSpec, denominator: float) -> Payload:

@@ -15,6 +15,7 @@ FIXED_CLIP = (0.2, 0.2, 3.0)
 """Bounds below, above and of the dual clip that the platform's loss `verl_grpo` has written into it."""
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 _BLOCK = "remote_backend.arctic"
+_GEOMETRY = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
 
 
 def refuse(settings: ArcticSettings, job: JobSpec) -> None:
@@ -27,7 +28,8 @@ def refuse(settings: ArcticSettings, job: JobSpec) -> None:
 
 def refuse_with(settings: ArcticSettings, job: JobSpec, *, release: Release) -> None:
     """The same for what depends on the installed release."""
-    raise_all([*_of_legacy(settings, release)] if release.flavour(settings) == "legacy" else [])
+    legacy = release.flavour(settings) == "legacy"
+    raise_all([*(_of_legacy(settings, release) if legacy else _of_unified(settings))])
 
 
 def raise_all(complaints: list[str]) -> None:
@@ -71,10 +73,24 @@ def _of_engines(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:
         yield f"{_BLOCK}.zero_stage = 0 fails with the platform's bfloat16 weights and float32 gradients; use 1 to 3."
     if settings.offload_param and settings.zero_stage != 3:
         yield f"{_BLOCK}.offload_param needs zero_stage = 3, which cuts parameters; it is {settings.zero_stage}."
+    if jobs.mixes_rows(settings) and (settings.micro_batch_size or 1) > 1:
+        yield (
+            f"{_BLOCK}.attn_implementation = {settings.attn_implementation}: without flash attention the rows of a "
+            f"micro-batch see each other; leave out micro_batch_size = {settings.micro_batch_size}, or set it to 1."
+        )
+    if fixed := sorted(_GEOMETRY & settings.deepspeed.keys()):
+        yield (
+            f"{_BLOCK}.deepspeed: {', '.join(fixed)} follow from the run, which cuts its batches by them; set "
+            f"{_BLOCK}.micro_batch_size, trainer.mini_batch_size or training_gpus."
+        )
     if settings.low_memory and not settings.cuda_ipc:
         yield f"{_BLOCK}.low_memory is a way of cuda_ipc, which is off."
+    if settings.logits_from_float32 and not settings.zorro_train:
+        yield f"{_BLOCK}.logits_from_float32: the platform has it with zorro_train = true only."
     if settings.cuda_ipc and not settings.colocate:
         yield f"{_BLOCK}.cuda_ipc hands weights over within a device, so it needs colocate = true."
+    if settings.sleep_training and not settings.colocate:
+        yield f"{_BLOCK}.sleep_training makes room for a colocated sampler, so it needs colocate = true."
     if settings.seeded_sampling and settings.samples_per_request not in (None, 1):
         yield (
             f"{_BLOCK}.samples_per_request = {settings.samples_per_request}: with seeded_sampling each sample is a "
@@ -148,6 +164,12 @@ def _of_geometry(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:
             f"trainer.max_tokens_per_device = {job.max_tokens_per_device} is less than one row may have: "
             f"data.max_prompt_length + rollout.max_response_length = {longest}."
         )
+
+
+def _of_unified(settings: ArcticSettings) -> Iterator[str]:
+    for name in ("ray_auto_attach", "server_logs"):
+        if not getattr(settings, name):
+            yield f"{_BLOCK}.{name} = false: the unified client cannot tell a server; only the legacy one can."
 
 
 def _of_legacy(settings: ArcticSettings, release: Release) -> Iterator[str]:

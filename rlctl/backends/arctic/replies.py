@@ -128,8 +128,9 @@ def optim_stats(reply: Any) -> OptimStats:
     The rate is the platform's own, which its scheduler has for the update that follows.
     """
     metrics = _metrics(reply, "step")
-    norm = _number(metrics, "grad_norm", absent=math.nan)
-    if "grad_norm" in metrics and not math.isfinite(norm):
+    told = metrics.get("grad_norm") is not None  # DeepSpeed does not always report one
+    norm = _number(metrics, "grad_norm") if told else math.nan
+    if told and not math.isfinite(norm):
         raise BackendError(
             f"the platform stepped on a gradient of norm {norm}; its weights cannot be trusted any more.",
             hint="lower trainer.lr, and start from an earlier checkpoint.",

@@ -28,7 +28,8 @@ class ArcticSettings(RemoteBackendSettings):
     destroy_foreign_jobs: bool = False
     """Accept that the legacy client destroys every job that the server at host and port runs, whoever started it."""
     training_job_id: int | str | None = None
-    """Attach to this training job in place of creating jobs; attached jobs are left running at the end."""
+    """Attach to this training job in place of creating jobs, made with the same settings; attached jobs are left
+    running at the end."""
     sampling_job_id: int | str | None = None
     """The sampling job to attach to."""
     log_prob_job_id: int | str | None = None
@@ -68,19 +69,23 @@ class ArcticSettings(RemoteBackendSettings):
     offload_param: bool = False
     """Keep parameters there too; needs stage 3."""
     micro_batch_size: PositiveInt | None = None
-    """Rows of a micro-batch on each GPU; null is what fits trainer.max_tokens_per_device and divides the rows."""
+    """Rows of a micro-batch on each GPU; null is what fits trainer.max_tokens_per_device and divides the rows, and 1
+    without flash attention."""
     load_balancer: bool = True
     """Let the server spread prompt groups evenly over the ranks, in every batch where that is legal."""
     gradient_checkpointing: bool = True
     """Compute activations again in the backward pass instead of keeping them."""
     attn_implementation: str = "flash_attention_2"
-    """Attention kernel of the training engine; without flash attention, rows of a micro-batch may see each other."""
+    """Attention kernel of the training engine; without flash attention a micro-batch has one row, since more would see
+    each other."""
     use_liger: bool = False
     """Liger's kernels in the training engine, where they are installed."""
     logits_peak_memory_gb: PositiveFloat = 4.0
     """GiB of one chunk of logits when they are computed in chunks or tiles."""
     logits_in_float32: bool = False
     """Take log-probs from float32 logits; off, they are rounded to bfloat16."""
+    logits_from_float32: bool = False
+    """With zorro_train, compute logits from float32 inputs of the last layer."""
     full_determinism: bool = False
     """Deterministic kernels in the training engine."""
     seed: NonNegativeInt = 42
@@ -119,7 +124,7 @@ class ArcticSettings(RemoteBackendSettings):
     shutdown_timeout_s: float = Field(60.0, gt=0)
     """Seconds that destroying the jobs may take at the end."""
     deepspeed: dict[str, Any] = Field(default={})
-    """DeepSpeed settings laid over those that rlctl makes."""
+    """DeepSpeed settings laid over those that rlctl makes; batch sizes and accumulation follow from the run."""
     vllm: dict[str, Any] = Field(default={})
     """vLLM engine arguments laid over those that rlctl makes."""
 

@@ -66,10 +66,14 @@ def _read(path: Path) -> Pinned:
 
 
 def _has_parts(parts: Any) -> bool:
-    return isinstance(parts, dict) and all(
-        isinstance(part, dict) and isinstance(part["methods"], dict) and isinstance(part["extra"], list)
-        for part in parts.values()
-    )
+    return isinstance(parts, dict) and all(isinstance(part, dict) and _is_part(part) for part in parts.values())
+
+
+def _is_part(part: Pinned) -> bool:
+    methods, extra = part["methods"], part["extra"]
+    if not (isinstance(methods, dict) and isinstance(extra, list)):
+        return False
+    return all(isinstance(method, dict) for method in methods.values()) and all(isinstance(e, str) for e in extra)
 
 
 def _part_drift(name: str, before: Pinned | None, now: Pinned | None) -> Iterator[str]:

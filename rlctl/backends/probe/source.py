@@ -58,7 +58,24 @@ def resolve(module: str, name: str, *, hops: int = _MOST_HOPS) -> Definition | N
     if named:
         return Definition(source, named[-1])
     found = (resolve(where, original, hops=hops - 1) for where, original in _origins(source, name))
-    return next((definition for definition in found if definition is not None), None)
+    whole = next((definition for definition in found if definition is not None), None)
+    return whole or _behind_getattr(source, name)
+
+
+def _behind_getattr(source: Source, name: str) -> Definition | None:
+    """What a module of a package defines, where the package makes its names when they are asked for.
+
+    Which module it takes them from may be put together in code that cannot be read from here.
+    """
+    functions = [node.name for node in statements(source.tree) if isinstance(node, Function)]
+    if source.path.name != "__init__.py" or "__getattr__" not in functions:
+        return None
+    for path in sorted(source.path.parent.glob("*.py")):
+        inner = None if path == source.path else read_source(f"{source.module}.{path.stem}")
+        for node in () if inner is None else statements(inner.tree):
+            if inner is not None and isinstance(node, ast.ClassDef | Function) and node.name == name:
+                return Definition(inner, node)
+    return None
 
 
 def read_source(module: str) -> Source | None:
