@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlctl.backends.ray.guard import Guard, descendants
 from rlctl.backends.ray.placement import Device, Plan, Seat, shortage
 from rlctl.errors import BackendUnavailable
 
@@ -30,6 +31,9 @@ class Cluster:
         self.address, self.actor_output = address, actor_output
         self._started_here = False
         self._group: Any = None
+        self._guard: Guard | None = None
+        self._others: set[int] = set()
+        """Processes below this one that are not the cluster's."""
 
     def connect(self) -> None:
         """Start a cluster on this machine or connect to one. Raises BackendUnavailable.
@@ -38,6 +42,7 @@ class Cluster:
         """
         if ray.is_initialized():
             return
+        self._others = set(descendants(os.getpid()))
         try:
             _must_answer(self.address)
             ray.init(
@@ -52,6 +57,15 @@ class Cluster:
                 hint="`ray start --head` starts one; null starts one on this machine for the time of the run.",
             ) from error
         self._started_here = True
+        if self.address is None:
+            # Ray's own agents take up to a minute to see that their driver was killed.
+            self._guard = Guard()
+            self.watch()
+
+    def watch(self) -> None:
+        """Tell the guard of the processes of a cluster that was started here, of which Ray starts some later."""
+        if self._guard is not None:
+            self._guard.watch([pid for pid in descendants(os.getpid()) if pid not in self._others])
 
     def device(self, wanted: str) -> Device:
         """Which kind of device the run takes: auto is cuda when a machine of the cluster has a GPU."""
@@ -119,6 +133,9 @@ class Cluster:
         if self._started_here:
             ray.shutdown()
             self._started_here = False
+            if self._guard is not None:
+                self._guard.release()
+                self._guard = None
 
 
 def _environment(seat: Seat, borrowed: Sequence[str]) -> dict[str, str]:

@@ -78,6 +78,7 @@ class Fleet:
         await self._in_thread(self._reserve, what="reserve places")
         await self._place()
         await self._load_model()
+        self.cluster.watch()
 
     async def _in_thread(self, work: Callable[[], T], *, what: str) -> T:
         return (await answers({"Ray": asyncio.to_thread(work)}, what=what, patience=self.patience))["Ray"]

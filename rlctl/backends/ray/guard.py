@@ -1,9 +1,9 @@
 """A small process that outlives its actor by a moment: when the actor ends, however it ends, it clears up after it.
 
 `kill -9` of a sampler leaves its engine's processes behind and files in shared memory. The guard holds the reading end
-of a pipe; once that closes, it kills the processes it was told of and removes the folder. Runs without rlctl or any
-package: `python -I -S guard.py FOLDER`, then lines "PID START-TIME" and
-"file PATH" on its standard input.
+of a pipe; once that closes, it kills the processes it was told of and removes the folder. The driver has one for a
+cluster that it started. Runs without rlctl or any package: `python -I -S guard.py [FOLDER]`, then lines
+"PID START-TIME" and "file PATH" on its standard input.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 class Guard:
     """The actor's side: tells the guard which processes and folder are to go when this process ends."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-I", "-S", __file__, str(folder)]
+    def __init__(self, folder: Path | None = None) -> None:
+        command = [sys.executable, "-I", "-S", __file__, *([str(folder)] if folder else [])]
         self._starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._starter.wait()
 
@@ -75,7 +75,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def main(folder: str) -> None:
+def main(*folders: str) -> None:
     """Wait for the end of standard input, then kill and remove."""
     # Ray kills the children of an actor with it, so the guard must not be one: its parent ends here.
     if os.fork():
@@ -88,7 +88,8 @@ def main(folder: str) -> None:
     for kind, file in told:
         if kind == "file":
             Path(file).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill(processes: set[tuple[int, str]]) -> None:
@@ -101,4 +102,4 @@ def kill(processes: set[tuple[int, str]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
