@@ -65,7 +65,7 @@ async def told(llama: Path, folder: Path) -> Story:
     from rlctl.backends.ray.settings import RaySettings
 
     before, groups_before = shared_memory(), set(placement_group_table())
-    settings = RaySettings(trainer_ranks=2, dtype="float32", device="cpu", kv_cache_gb=0.25, request_timeout_s=120)
+    settings = RaySettings(trainer_ranks=2, dtype="float32", device="cpu", kv_cache_gb=0.25, request_timeout_s=600)
     backend = RayBackend(settings, replace(JOB, model=str(llama), max_response_length=64))
     story = Story(checkpoint=folder / "saved")
     others = {a["ActorID"] for a in actors().values() if a["State"] == "ALIVE"} if await _connected() else set()
@@ -100,7 +100,7 @@ async def told(llama: Path, folder: Path) -> Story:
             story.error = error
     finally:
         await backend.close()
-    await asyncio.sleep(2)
+    await asyncio.sleep(10)
     story.pids = [pid for pid in story.pids if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]
     story.shared_memory = shared_memory() - before
     table = placement_group_table()
