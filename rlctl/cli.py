@@ -24,7 +24,6 @@ from rlctl.commands.eval import evaluate
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
 from rlctl.commands.reward import app as reward_app
-from rlctl.commands.rewards import app as rewards_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
 from rlctl.errors import RlctlError
@@ -43,15 +42,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
-app.command()(smoke)
-app.command("eval")(evaluate)
-app.command("check-backend")(check_backend)
-app.command()(plugins)
+app.command(short_help="Run a few steps and judge them.")(smoke)
+app.command("eval", short_help="Sample and grade a model, or compare two.")(evaluate)
+app.command("check-backend", short_help="Say how a run would call a backend.")(check_backend)
+app.command(short_help="List backends, and plugins that fail.")(plugins)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(presets_app, name="presets")
 app.add_typer(reward_app, name="reward")
-app.add_typer(rewards_app, name="rewards")
+app.add_typer(reward_app, name="rewards", hidden=True)  # as it was called when it only listed and described
 
 
 def _print_version(wanted: bool) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # only named here; settings_tree loads it
     from pydantic import BaseModel
 
 NOT_SETTINGS = frozenset({"RLCTL_PLUGINS", "RLCTL_CACHE_DIR", "RLCTL_NO_KERNELS", "RLCTL_NO_AMX"})
-"""Variables that rlctl reads elsewhere: plugin modules (registry) and the cache folder (engine/peak.py)."""
+"""Variables read elsewhere: plugin modules (registry), the cache folder (cache.py), and what the engine leaves out."""
 
 
 @dataclass(frozen=True, slots=True)

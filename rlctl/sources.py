@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # settings load pydantic, and only their values are needed he
 
 Split = Literal["train", "eval"]
 
+BIRD = "bird:"
+"""Before the folder of a BIRD data set."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -73,6 +76,12 @@ def load(request: Request) -> Sequence[Problem]:
 def is_on_hub(source: str) -> bool:
     """Whether a source is a data set of the hub, which has splits of its own."""
     return not source.startswith(tuple(LOADERS))
+
+
+def missing(source: str) -> str | None:
+    """Why a source that needs files of this machine has none; None for every other."""
+    folder = Path(source.removeprefix(BIRD)).expanduser()
+    return f"no folder {folder}" if source.startswith(BIRD) and not folder.is_dir() else None
 
 
 class LazyProblems(Sequence[Problem]):
@@ -126,7 +135,7 @@ GENERATORS: Mapping[str, Loader] = {"word-problems": _word_problems, "text-to-sq
 
 LOADERS: Mapping[str, Loader] = {
     "generated:": _generated,
-    "bird:": _bird,
+    BIRD: _bird,
     reasoning_gym.PREFIX: reasoning_gym.load,
     verifiers.PREFIX: verifiers.load,
 }

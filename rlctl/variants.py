@@ -101,9 +101,8 @@ def _unreachable(where: Any, kind: str) -> str | None:
     from rlctl import hub, sources
 
     text = str(where)
-    if text.startswith("bird:"):
-        folder = Path(text.removeprefix("bird:")).expanduser()
-        return None if folder.is_dir() else f"{kind} {text} is not there: no folder {folder}"
+    if missing := sources.missing(text):
+        return f"{kind} {text} is not there: {missing}"
     if text.startswith(("embedded:", "pkg:", *sources.LOADERS)) or Path(text).exists():
         return None
     cached = hub.is_cached_model(text) if kind == "model" else hub.is_cached_dataset(text)

@@ -110,7 +110,12 @@ def _options() -> argparse.Namespace:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE learnt from problems: any UTF-8 text comes back unchanged, and every digit is a token."""
+    # More than there are merges to learn: every frequent word becomes one token.
+    return tokenizer_of(_texts(num_problems=3000), vocab_size=1024, context=1024)
+
+
+def tokenizer_of(texts: Iterator[str], *, vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE learnt from texts: any UTF-8 text comes back unchanged, and every digit is a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -118,19 +123,19 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True, normalized=False) for token in (PAD, START, END)]
     trainer = trainers.BpeTrainer(
-        vocab_size=1024,  # more than there are merges to learn: every frequent word becomes one token
+        vocab_size=vocab_size,
         special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(num_problems=3000), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=1024,
+        model_max_length=context,
     )
 
 
@@ -142,20 +147,23 @@ def _texts(num_problems: int) -> Iterator[str]:
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """Wide and shallow: on a CPU, three layers of 192 cost less time than six of 128, and calculate as well."""
+    return model_of(tokenizer, hidden_size=192, intermediate_size=512, num_attention_heads=6)
+
+
+def model_of(tokenizer: PreTrainedTokenizerFast, **sizes: int) -> Qwen3ForCausalLM:
+    """A random model of three layers with two key heads, for that tokenizer's context."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=192,
         num_hidden_layers=3,
-        intermediate_size=512,
-        num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=1024,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         dtype="float32",
+        **sizes,
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(
@@ -172,7 +180,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps:
     started = time.monotonic()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = peak_lr * _schedule(step, steps)
+            group["lr"] = peak_lr * schedule(step, steps)
         first = step * BATCH_SIZE + (CORRECT_STEPS * BATCH_SIZE if slips else 0)
         batch = _batch(tokenizer, range(first, first + BATCH_SIZE), slips=slips)
         loss = model(**batch).loss
@@ -184,7 +192,7 @@ def train(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps:
             print(f"step {step + 1}/{steps}  loss {loss.item():.4f}  {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _schedule(step: int, steps: int) -> float:
+def schedule(step: int, steps: int) -> float:
     """Linear warm-up, then a cosine to a hundredth: 0..1."""
     warmup = min(1.0, (step + 1) / WARMUP_STEPS)
     return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))

@@ -24,9 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from build_tiny_model import CHAT_TEMPLATE, END, PAD, START, _schedule, save
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from build_tiny_model import END, model_of, save, schedule, tokenizer_of
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from rlctl.backends.local.backend import LocalBackend
 from rlctl.rewards.sql.guard import named
@@ -60,7 +59,8 @@ def main() -> None:
     tokenizer = build_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         untrained = Path(folder) / "untrained"
-        save(build_model(tokenizer), tokenizer, folder=untrained)
+        sizes = {"hidden_size": 128, "intermediate_size": 224, "num_attention_heads": 4}
+        save(model_of(tokenizer, **sizes), tokenizer, folder=untrained)
         trained = asyncio.run(train(untrained, tokenizer, options, folder=Path(folder) / "trained"))
         model = Qwen3ForCausalLM.from_pretrained(trained, dtype=torch.float32)
     model.to(torch.bfloat16)
@@ -78,28 +78,7 @@ def _options() -> argparse.Namespace:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE learnt from prompts and answers: every frequent word is a token, every digit one of its own."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True, normalized=False) for token in (PAD, START, END)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=640,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_texts(num_problems=3000), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-    )
+    return tokenizer_of(_texts(num_problems=3000), vocab_size=640, context=512)
 
 
 def _texts(num_problems: int) -> Iterator[str]:
@@ -116,29 +95,6 @@ def prompt(number: int, asked: Asked) -> str:
 
 def answer(plan: str, sql: str) -> str:
     return f"<think>\n{plan}\n</think>\n```sql\n{sql}\n```"
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=3,
-        intermediate_size=224,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="float32",
-    )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
-    )
-    return model
 
 
 async def train(
@@ -162,7 +118,7 @@ async def train(
             rows = [_row(tokenizer, index, slips=slips) for index in range(first, first + BATCH_SIZE)]
             tokens = float(sum(len(row.completion_ids) for row in rows))
             loss = await backend.forward_backward(rows, loss=settings.loss(), loss_denominator=tokens)
-            await backend.optim_step(peak_lr * _schedule(step, steps))
+            await backend.optim_step(peak_lr * schedule(step, steps))
             if step % 50 == 49:
                 surprise = _mean_surprise(await backend.log_probs(rows))
                 told = f"step {step + 1}/{steps}  {surprise:.4f} nats a token, {loss.tokens} tokens a step"

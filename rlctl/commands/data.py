@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from rlctl.commands import options
-
-if TYPE_CHECKING:  # loaded only by a command that runs
-    pass
 
 app = typer.Typer(help="Look at a run's data before the run does.", rich_markup_mode=None, no_args_is_help=True)
 

@@ -163,13 +163,11 @@ def _evaluate_all(
 
 def _evaluate(ready: PreparedEvaluation, samples: Path, *, name: str) -> tuple[Evaluation, int]:
     import asyncio
-    import contextlib
-    import sys
 
     from rlctl import display, eval_run
+    from rlctl.foreign_output import to_stderr
 
-    # A reward that prints must not get into the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with to_stderr():
         return asyncio.run(eval_run.run(ready, reporter=display.NotesReporter(), samples=samples, name=name))
 
 

@@ -1,4 +1,4 @@
-"""rlctl reward: try the rewards of a run on texts whose worth is known, before a run depends on them."""
+"""rlctl reward: which rewards are built in, by which rules they grade, and what those of a run say of known texts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,55 @@ if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.rewards.check import RewardReport
     from rlctl.settings import Settings
 
-app = typer.Typer(help="Try the rewards of a run.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    help="List, describe and try rewards.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
 
 
 @app.callback()
-def reward() -> None:
-    """Try the rewards of a run."""
+def reward(context: typer.Context) -> None:
+    """List, describe and try rewards."""
+    if context.invoked_subcommand is None:
+        from rlctl.rewards.base import BUILT_IN
+
+        for name in sorted(BUILT_IN):
+            typer.echo(f"{name}: `rlctl reward describe {name}` prints its rules")
+        typer.echo("package.module:function: your own, called with (problem, completion)")
+        typer.echo("`rlctl reward check` tries the rewards of a run")
+
+
+@app.command()
+def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
+    """Print what a reward goes by, and grade telling examples, with the rule that each shows."""
+    if name == "sql":
+        _describe_sql()
+        return
+    import importlib
+    import inspect
+
+    from rlctl.errors import ConfigError
+    from rlctl.presets import did_you_mean
+    from rlctl.rewards.base import BUILT_IN
+    from rlctl.rewards.examples import BY_NAME
+    from rlctl.rewards.math import grade_gsm8k
+
+    if name not in BUILT_IN:
+        raise ConfigError(f"no built-in reward is called {name!r}.{did_you_mean(name, BUILT_IN)}")
+    if name not in BY_NAME:
+        typer.echo(inspect.getdoc(importlib.import_module(BUILT_IN[name].partition(":")[0])))
+    for example in BY_NAME.get(name, ()):
+        grade = grade_gsm8k(example.completion, example.gold, allow_last_number=example.allow_last_number)
+        typer.echo(f"{grade.score:.0f}  gold {example.gold!r:16} {example.completion!r:28} {example.rule}")
+
+
+def _describe_sql() -> None:
+    from rlctl.rewards.sql.examples import EXAMPLES, TABLE, graded
+
+    typer.echo(f"bird strict  on {TABLE}")
+    for example, (bird, strict) in zip(EXAMPLES, graded(), strict=True):
+        typer.echo(f"{bird:4.1f} {strict:6.1f}  gold {example.gold!r:30} {example.completion!r:60} {example.rule}")
 
 
 @app.command()
@@ -40,14 +83,11 @@ def check(
     Exit code 0 when all is well, 1 when gold answers do not get full marks, wrong ones do, or a text gets no score.
     """
     loaded = options.load_settings(preset=preset, variant=variant, config=config, assignments=assignments)
-    import contextlib
-    import sys
-
     from rlctl import display, reward_table
+    from rlctl.foreign_output import to_stderr
 
     display.tell(loaded.variant_line())
-    # A reward that prints must not get into the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with to_stderr():
         reports = _reports(loaded.settings, limit=limit, run=run)
     display.say(reward_table.render(reports, style=format))
     raise typer.Exit(0 if reward_table.passed(reports) else 1)

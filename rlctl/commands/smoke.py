@@ -34,18 +34,16 @@ def smoke(
     """
     loaded = _load(steps, preset=preset, variant=variant, config=config, backend=backend, assignments=assignments)
     import asyncio
-    import contextlib
-    import sys
 
     from rlctl import display, smoke_table, verdict
+    from rlctl.foreign_output import to_stderr
     from rlctl.loop import backend_for, run
     from rlctl.prepare import prepare
 
     display.tell(loaded.variant_line())
     prepared = prepare(loaded.settings)
     options.outlive_closed_pipes()
-    # A reward that prints must not get into the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with to_stderr():
         outcome = asyncio.run(
             run(
                 prepared,

@@ -135,6 +135,13 @@ static inline void pair(element *to, __m512i first, __m512i second) {
     _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi16(first, high, second));
 }
 
+/* Two lines of 16 floats as one of bfloat16, number by number: what `pair` does, with the rounding. */
+static inline __m512i rounded_pair(__m512 first, __m512 second) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
+
 /* [rows][width] -> paired [rows / 2][width][2] */
 static void pair_rows(element *to, const element *from, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; i += 2)
@@ -247,10 +254,7 @@ static void there_block(there_space *m, tokens q, element *out, float *lse, cons
                 __m512 a = exp_or_zero(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s), now), scale));
                 __m512 b = exp_or_zero(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s + THERE_ROWS), now), scale));
                 sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
-                __m512i both = (__m512i)_mm512_cvtne2ps_pbh(b, a);
-                const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                                       7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-                _mm512_storeu_si512(m->weights + j * THERE_ROWS + 32 * h, _mm512_permutexvar_epi16(order, both));
+                _mm512_storeu_si512(m->weights + j * THERE_ROWS + 32 * h, rounded_pair(a, b));
             }
             most[h] = now, total[h] = _mm512_fmadd_ps(total[h], factor, sum);
             if (key)
@@ -285,8 +289,6 @@ typedef struct {
 /* Weights and gradients by the scores of 32 keys and 32 rows, from the two products in `scores` and `by_weight`. */
 static inline void back_tile(back_space *m, const run *r, const int32_t *last_seen, const float *lse, const float *dots,
                              int64_t key, int64_t j, int64_t c) {
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 scale = _mm512_set1_ps(r->scale);
     int masked = last_seen[c] < key + j + 31;
     for (int64_t i = 0; i < 32; i += 2) {
@@ -308,11 +310,9 @@ static inline void back_tile(back_space *m, const run *r, const int32_t *last_se
             _mm512_storeu_si512(m->weights + at, (__m512i)_mm512_cvtne2ps_pbh(p[line][1], p[line][0]));
             _mm512_storeu_si512(m->by_score + at, (__m512i)_mm512_cvtne2ps_pbh(d[line][1], d[line][0]));
         }
-        for (int h = 0; h < 2; h++) {
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(d[1][h], d[0][h]);
+        for (int h = 0; h < 2; h++)
             _mm512_storeu_si512(m->by_score_pairs + (j + i) * BACK_ROWS + 2 * c + 32 * h,
-                                _mm512_permutexvar_epi16(order, both));
-        }
+                                rounded_pair(d[0][h], d[1][h]));
     }
 }
 

@@ -1,6 +1,6 @@
 """What the built-in rewards give for telling examples: the rules, as a table that is graded when it is shown.
 
-`rlctl rewards describe gsm8k` prints it, and a test checks each row, so it cannot drift from the grader.
+`rlctl reward describe gsm8k` prints it, and a test checks each row, so it cannot drift from the grader.
 """
 
 from __future__ import annotations

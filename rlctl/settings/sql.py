@@ -6,11 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat
 
+from rlctl.rewards.sql.extract import Acceptance
 from rlctl.settings.block import Block, Count
-
-Acceptance = Literal[
-    "first-fence", "unclosed-fence", "one-line-fence", "inline-code", "json-fence", "missing-think-close", "bare-select"
-]
 
 
 class SqlRewardSettings(Block):

@@ -91,7 +91,9 @@ async def told(llama: Path, folder: Path) -> Story:
         await backend.optim_step(0.001)
         story.names_after = (await backend.sync_weights()).names_sent
         await backend.save(story.checkpoint)
-        rank = [a["Pid"] for a in mine if a["ActorClassName"] == "TrainerRank"][1]
+        # Not the second in Ray's table, which knows no ranks.
+        second = backend.fleet.trainers["trainer rank 1"]._actor_id.hex()
+        (rank,) = [a["Pid"] for a in mine if a["ActorID"] == second]
         updating = asyncio.create_task(backend.forward_backward(rows * 4, loss=LOSS, loss_denominator=1.0))
         await killed_in(0.3, rank)
         try:
