@@ -191,12 +191,12 @@ def test_a_reward_that_draws_lots_is_told():
 
 def test_latencies_are_those_of_the_calls():
     def slow(problem, completion):
-        time.sleep(0.02 if not completion else 0.0)
+        time.sleep(0.2 if not completion else 0.0)
         return 1.0
 
     latency = report_on(set_of(slow)).latency_ms
-    assert latency["max"] >= 20.0
-    assert latency["p50"] < 20.0
+    assert latency["max"] >= 200.0
+    assert latency["p50"] < latency["max"] / 2
     assert percentiles([float(n) for n in range(101)]) == {"p50": 50.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
 
 
