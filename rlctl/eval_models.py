@@ -38,10 +38,10 @@ def target(text: str) -> Target:
             raise DataError(f"{text}: no such file.", hint="name a model, a run, or the folder of an evaluation.")
         return Target(text, None, samples=samples)
     if (path / "config.resolved.json").is_file():
-        return Target(text, str(_last_checkpoint(path)), lent=_lent(path))
+        return Target(text, str(_last_checkpoint(path)), lent=lent(path))
     run = path.resolve().parent.parent
     if path.parent.name == "checkpoints" and (run / "config.resolved.json").is_file():
-        return Target(text, text, lent=_lent(run))
+        return Target(text, text, lent=lent(run))
     return Target(text, text)
 
 
@@ -52,15 +52,16 @@ def _last_checkpoint(run: Path) -> Path:
     return steps[-1]
 
 
-def _lent(run: Path) -> Layer:
+def lent(run: Path) -> Layer:
+    """The settings of a run that decide what its completions were asked and are worth. Raises ConfigError."""
     file = run / "config.resolved.json"
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
-        lent = {key: settings[key] for key in LENT if key in settings}
-        lent["model"] = {key: lent["model"][key] for key in ("tokenizer", "chat_template")}
+        taken = {key: settings[key] for key in LENT if key in settings}
+        taken["model"] = {key: taken["model"][key] for key in ("tokenizer", "chat_template")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is not the settings of a run: {type(error).__name__}: {error}.") from error
-    return Layer(str(file), lent, {})
+    return Layer(str(file), taken, {})
 
 
 def preset_layer(name: str) -> Layer:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from rlctl import presets
 from rlctl.backends import registry
@@ -158,7 +158,15 @@ def _read(text: str, annotation: Any) -> Any:
             if text.lstrip().startswith("["):
                 raise ValueError('is not a JSON list, such as ["a", "b"]') from None
             return [part.strip() for part in text.strip("() ").split(",")] if text.strip() else []
-    return text
+    # Text becomes a number by itself where a number is asked for, but not where one of some numbers is.
+    return next((choice for choice in _choices(annotation) if str(choice) == text.strip()), text)
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """The values that a Literal allows, also inside a union."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
 
 
 def _put(values: Tree, keys: Keys, value: Any) -> None:

@@ -410,3 +410,11 @@ def test_switches_that_are_no_settings_are_left_alone(monkeypatch: pytest.Monkey
     for name in ("RLCTL_NO_KERNELS", "RLCTL_NO_AMX", "RLCTL_CACHE_DIR"):
         monkeypatch.setenv(name, "1")
     assert loaded(preset="smoke").settings
+
+
+@pytest.mark.parametrize("name", ["ray", "arctic"])
+def test_one_of_some_numbers_can_be_set_from_a_shell(name: str) -> None:
+    by_option = loaded(assignments=[f"remote_backend.{name}.zero_stage=3"]).settings
+    by_variable = loaded(environ={f"RLCTL_REMOTE_BACKEND__{name.upper()}__ZERO_STAGE": " 3"}).settings
+    assert [each.remote_backend[name].zero_stage for each in (by_option, by_variable)] == [3, 3]
+    assert 'zero_stage = "4" (from --set' in complaint(assignments=[f"remote_backend.{name}.zero_stage=4"])

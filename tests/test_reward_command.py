@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlctl.config import load
+from rlctl.config import dump, load
+from rlctl.data import load_problems
 from rlctl.errors import ConfigError, RewardError
 from rlctl.prepare import prepare
 from rlctl.recorded import samples_of
 from rlctl.runfiles import RunFiles
+from rlctl.settings import DataSettings
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.test_cli import PLUGIN, fake, problems, refused, rlctl
 
@@ -66,7 +68,8 @@ def test_json_is_for_scripts(folder: Path) -> None:
 
 def recorded(folder: Path) -> RunFiles:
     """A run's files, with two completions of its first step."""
-    files = RunFiles(folder / "runs" / "one", config={})
+    own = load(assignments=[f"data.path={problems(folder)}", 'reward.functions=["gsm8k"]'], environ={}).settings
+    files = RunFiles(folder / "runs" / "one", config={"settings": dump(own)})
     ids = np.array([1], dtype=np.int32)
     completion = Completion(ids, np.zeros(1, dtype=np.float32), "stop")
     rollouts = [
@@ -84,6 +87,13 @@ def test_recorded_completions_of_a_run_are_scored(folder: Path) -> None:
     assert "an answer can be read in 1 (50.0 %), found by: 1 hash, 1 none" in result.stdout
 
 
+def test_a_run_is_checked_with_its_own_settings(folder: Path) -> None:
+    recorded(folder)
+    result = rlctl("reward", "check", "--limit", "8", "--run", str(folder / "runs" / "one"), cwd=folder)
+    assert "settings of the run" in result.stderr
+    assert "recorded completions: 2, mean score 0.5 (in the run 1; 1 differ)" in result.stdout, result.stderr
+
+
 def test_a_run_is_named_or_its_folder_or_file_is_given(folder: Path) -> None:
     run = recorded(folder).folder
     whole = Problem("problems:8", "7?", "#### 7", source="problems")
@@ -91,6 +101,18 @@ def test_a_run_is_named_or_its_folder_or_file_is_given(folder: Path) -> None:
         samples = samples_of(name, run_dir=str(folder / "runs"), problems=[whole])
         assert [sample.completion for sample in samples] == ["#### 7", "seven"]
         assert all(sample.problem is whole for sample in samples)
+
+
+def test_problems_made_on_the_spot_are_made_again_for_their_completions(tmp_path: Path) -> None:
+    problems = load_problems(DataSettings(source="generated:text-to-sql"), split="train", seed=3)
+    files = RunFiles(tmp_path, config={})
+    ids = np.array([1], dtype=np.int32)
+    completion = Completion(ids, np.zeros(1, dtype=np.float32), "stop")
+    bare = Problem(problems[7].id, problems[7].question, problems[7].answer)
+    files.write_samples(1, [Rollout(bare, Prompt(ids, 0), completion, "x", 1.0, {"sql": 1.0})])
+    (sample,) = samples_of(str(tmp_path), run_dir=".", problems=problems)
+    assert sample.problem == problems[7]
+    assert sample.problem.extra["database"]
 
 
 @pytest.mark.parametrize(

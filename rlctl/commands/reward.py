@@ -9,6 +9,7 @@ import typer
 from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
+    from rlctl.layers import Layer
     from rlctl.rewards.check import RewardReport
     from rlctl.settings import Settings
 
@@ -65,7 +66,9 @@ def _describe_sql() -> None:
 
 @app.command()
 def check(
-    preset: options.Preset = "gsm8k-grpo",
+    preset: Annotated[
+        str | None, typer.Option("--preset", "-p", help="Preset, by name or file; a run has its own settings.")
+    ] = None,
     variant: options.Variant = None,
     config: options.Config = None,
     assignments: options.Set = None,
@@ -82,15 +85,32 @@ def check(
 
     Exit code 0 when all is well, 1 when gold answers do not get full marks, wrong ones do, or a text gets no score.
     """
-    loaded = options.load_settings(preset=preset, variant=variant, config=config, assignments=assignments)
+    base = _settings_of(run, assignments) if run is not None and preset is None and config is None else None
+    loaded = options.load_settings(
+        preset=preset or ("gsm8k-grpo" if base is None else None),
+        variant=variant,
+        config=config,
+        assignments=assignments,
+        base=base,
+    )
     from rlctl import display, reward_table
     from rlctl.foreign_output import to_stderr
 
-    display.tell(loaded.variant_line())
+    display.tell(loaded.variant_line() if base is None else f"settings of the run {run}")
     with to_stderr():
         reports = _reports(loaded.settings, limit=limit, run=run)
     display.say(reward_table.render(reports, style=format))
     raise typer.Exit(0 if reward_table.passed(reports) else 1)
+
+
+def _settings_of(run: str, assignments: list[str] | None) -> Layer | None:
+    """What a run's completions were asked and are worth, by its own settings; None where only samples are left."""
+    from rlctl.eval_models import lent
+    from rlctl.recorded import samples_file
+
+    here = options.load_settings(preset=None, assignments=assignments).settings.run.dir
+    folder = samples_file(run, run_dir=here).parent
+    return lent(folder) if (folder / "config.resolved.json").is_file() else None
 
 
 def _reports(settings: Settings, *, limit: int, run: str | None) -> list[RewardReport]:

@@ -174,7 +174,7 @@ async def _recorded(reward_set: RewardSet, reward: NamedReward, samples: Sequenc
     before = [sample.scores.get(reward.name) for sample in samples]
     known = [score for score in before if score is not None]
     changed = sum(
-        score is not None and outcome.result is not None and outcome.result.score != score
+        score is not None and (outcome.result is None or outcome.result.score != score)
         for score, outcome in zip(before, outcomes, strict=True)
     )
     return Recorded(

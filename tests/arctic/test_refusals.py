@@ -85,6 +85,14 @@ def test_all_reasons_come_at_once() -> None:
     assert len(caught.value.message.splitlines()) == 3
 
 
+def test_reasons_of_the_installed_release_come_with_the_others(installed: Any) -> None:
+    installed("v012")
+    with pytest.raises(ConfigError) as caught:
+        ArcticBackend(ArcticSettings(blocking_calls=True, zero_stage=0), job())
+    assert "has no blocking twin" in caught.value.message
+    assert "zero_stage = 0 fails" in caught.value.message
+
+
 def test_the_defaults_are_not_refused() -> None:
     ArcticBackend(ArcticSettings(), job())
 

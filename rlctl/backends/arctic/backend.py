@@ -23,7 +23,7 @@ import numpy as np
 from rlctl.backends.arctic import jobs, replies
 from rlctl.backends.arctic.calls import ClientThread, gathered
 from rlctl.backends.arctic.connecting import Build, client_of_release
-from rlctl.backends.arctic.installed import Flavour, Release
+from rlctl.backends.arctic.installed import Flavour, Release, installed_release
 from rlctl.backends.arctic.model import ModelFacts, read_facts
 from rlctl.backends.arctic.payload import Layout, layout, response_values, score_payload, update_payload
 from rlctl.backends.arctic.refusals import refuse
@@ -65,7 +65,7 @@ class ArcticBackend(Backend[ArcticSettings]):
     def __init__(self, settings: ArcticSettings, job: JobSpec, *, connect: Connect = client_of_release) -> None:
         """Raises ConfigError for what the platform would ignore or get wrong. `connect` finds the client."""
         super().__init__(settings, job)
-        refuse(settings, job)
+        refuse(settings, job, release=installed_release() if connect is client_of_release else None)
         self._connect = connect
         self._thread = ClientThread(timeout_s=settings.request_timeout_s)
         self._turns = Turns(settings, self._thread)

@@ -43,6 +43,14 @@ class Release:
         return "unified"
 
 
+def installed_release() -> Release | None:
+    """The installed release, None when there is none."""
+    try:
+        return find_release()
+    except BackendUnavailable:
+        return None
+
+
 def find_release() -> Release:
     """The installed release. Raises BackendUnavailable when there is none."""
     spec = find_spec("arctic_platform")

@@ -18,18 +18,24 @@ _BLOCK = "remote_backend.arctic"
 _GEOMETRY = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
 
 
-def refuse(settings: ArcticSettings, job: JobSpec) -> None:
-    """Raises ConfigError with every reason for which the run would not be what its settings say."""
+def refuse(settings: ArcticSettings, job: JobSpec, *, release: Release | None) -> None:
+    """Raises ConfigError with every reason for which the run would not be what its settings say.
+
+    Without a `release`, those that depend on the installed one are left to `refuse_with`.
+    """
     complaints = [*_of_connection(settings), *_of_engines(settings, job), *_of_job(job)]
     if job.plan is not None:
         complaints += [*_of_loss(settings, job.plan.loss), *_of_sampling(job.plan), *_of_geometry(settings, job)]
-    raise_all(complaints)
+    raise_all([*complaints, *(_of_release(settings, release) if release else ())])
 
 
 def refuse_with(settings: ArcticSettings, job: JobSpec, *, release: Release) -> None:
     """The same for what depends on the installed release."""
-    legacy = release.flavour(settings) == "legacy"
-    raise_all([*(_of_legacy(settings, release) if legacy else _of_unified(settings))])
+    raise_all([*_of_release(settings, release)])
+
+
+def _of_release(settings: ArcticSettings, release: Release) -> Iterator[str]:
+    return _of_legacy(settings, release) if release.flavour(settings) == "legacy" else _of_unified(settings)
 
 
 def raise_all(complaints: list[str]) -> None:
