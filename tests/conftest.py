@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.needs import needs
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TQDM_DISABLE"] = "1"
 # Idle OpenMP threads that spin take the processor from the other process that runs tests.
@@ -44,11 +46,8 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of cases and data beside the checkout; a CI without it fails, a developer's machine skips."""
-    if not SHARED.is_dir():
-        if os.environ.get("CI"):
-            pytest.fail(f"{SHARED} is missing")
-        pytest.skip(f"{SHARED} is not here")
+    """The folder of cases and data beside the checkout."""
+    needs("the folder of cases and data", there=SHARED.is_dir(), how=f"it lies in {SHARED}")
     return SHARED
 
 
@@ -64,12 +63,9 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ray_stack() -> None:
-    """Ray, vLLM and DeepSpeed; a CI without them fails, a developer's machine skips."""
+    """Ray, vLLM and DeepSpeed."""
     missing = [name for name in ("ray", "vllm", "deepspeed") if importlib.util.find_spec(name) is None]
-    if missing:
-        if os.environ.get("CI"):
-            pytest.fail(f"{', '.join(missing)} not installed; scripts/install.sh should have done it")
-        pytest.skip(f"needs {', '.join(missing)}: make test installs them on Linux x86-64")
+    needs(", ".join(missing), there=not missing, how="make test installs it on Linux x86-64")
 
 
 @pytest.fixture(scope="session")

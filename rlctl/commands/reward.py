@@ -32,7 +32,7 @@ def reward(context: typer.Context) -> None:
         typer.echo("`rlctl reward check` tries the rewards of a run")
 
 
-@app.command()
+@app.command(short_help="Print the rules of a built-in reward, with examples.")
 def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
     """Print what a reward goes by, and grade telling examples, with the rule that each shows."""
     if name == "sql":
@@ -64,7 +64,7 @@ def _describe_sql() -> None:
         typer.echo(f"{bird:4.1f} {strict:6.1f}  gold {example.gold!r:30} {example.completion!r:60} {example.rule}")
 
 
-@app.command()
+@app.command(short_help="Try the rewards of a run on known texts.")
 def check(
     preset: Annotated[
         str | None, typer.Option("--preset", "-p", help="Preset, by name or file; a run has its own settings.")
@@ -108,8 +108,9 @@ def _settings_of(run: str, assignments: list[str] | None) -> Layer | None:
     from rlctl.eval_models import lent
     from rlctl.recorded import samples_file
 
-    here = options.load_settings(preset=None, assignments=assignments).settings.run.dir
-    folder = samples_file(run, run_dir=here).parent
+    # Only where runs are: the other assignments may make no sense over the defaults.
+    own = [each for each in assignments or () if each.partition("=")[0].strip() == "run.dir"]
+    folder = samples_file(run, run_dir=options.load_settings(preset=None, assignments=own).settings.run.dir).parent
     return lent(folder) if (folder / "config.resolved.json").is_file() else None
 
 
