@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rlctl.engine import flash
 from rlctl.engine.decode import DecodeStep
+from rlctl.engine.gathering import gather
 from rlctl.engine.packing import PackedBatch
 from rlctl.errors import ModelError
 
@@ -169,14 +170,14 @@ def _flashes(q: Tensor, layout: PackedLayout, window: int | None) -> bool:
 def _masked(layout: PackedLayout, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
     """The same by one masked attention a row, prompts copied: for windows, and types that flash does not know."""
     prompt_mask, completion_mask = layout.masks(window)
-    prompt_q, prompt_k, prompt_v = (x[layout.prompt_index_GP].transpose(1, 2) for x in (q, k, v))
+    prompt_q, prompt_k, prompt_v = (gather(x, layout.prompt_index_GP).transpose(1, 2) for x in (q, k, v))
     # Prompts are padded on the right, where a causal mask already hides the padding from every real token.
     prompts = _sdpa(prompt_q, prompt_k, prompt_v, prompt_mask, scale=scale, causal=prompt_mask is None)
     out = prompts.transpose(1, 2)[layout.prompt_valid_GP]
     if layout.num_rows:
-        own_q, own_k, own_v = (x[layout.completion_index_RC].transpose(1, 2) for x in (q, k, v))
-        all_k = torch.cat([prompt_k[layout.group_of_row_R], own_k], dim=2)
-        all_v = torch.cat([prompt_v[layout.group_of_row_R], own_v], dim=2)
+        own_q, own_k, own_v = (gather(x, layout.completion_index_RC).transpose(1, 2) for x in (q, k, v))
+        all_k = torch.cat([gather(prompt_k, layout.group_of_row_R), own_k], dim=2)
+        all_v = torch.cat([gather(prompt_v, layout.group_of_row_R), own_v], dim=2)
         completions = _sdpa(own_q, all_k, all_v, completion_mask, scale=scale, causal=False)
         out = torch.cat([out, completions.transpose(1, 2)[layout.completion_valid_RC]])
     return out

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlctl.engine import decode_step, packed_layers
 from rlctl.engine.attention import SHARED_PREFIX, PackedLayout, during, of, shared_prefix_attention
+from rlctl.engine.gathering import gather
 from rlctl.engine.llama import LlamaDecoder, recognise
 from rlctl.engine.logprobs import Head, token_logprobs
 from rlctl.engine.packing import PackedBatch, pack
@@ -86,7 +87,7 @@ class Policy:
         ids, positions = (torch.from_numpy(x).to(self.device)[None] for x in (batch.ids_S, batch.positions_S))
         predictors_T, targets_T = (torch.from_numpy(x).to(self.device) for x in (batch.predictors_T, batch.targets_T))
         with during(PackedLayout(batch, device=self.device)) as handle:
-            yield self.hidden(ids, positions, handle)[0][predictors_T], targets_T
+            yield gather(self.hidden(ids, positions, handle)[0], predictors_T), targets_T
 
 
 def load_policy(path: str, *, device: torch.device) -> Policy:
