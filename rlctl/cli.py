@@ -20,9 +20,12 @@ from rlctl import __version__
 from rlctl.commands.check_backend import check_backend
 from rlctl.commands.config import app as config_app
 from rlctl.commands.data import app as data_app
+from rlctl.commands.debug import app as debug_app
 from rlctl.commands.eval import evaluate
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
+from rlctl.commands.resume import resume
+from rlctl.commands.resume_test import resume_test
 from rlctl.commands.reward import app as reward_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
@@ -42,12 +45,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command(short_help="Go on with a run that stopped.")(resume)
 app.command(short_help="Run a few steps and judge them.")(smoke)
+app.command("resume-test", short_help="Kill a run, resume it, compare.")(resume_test)
 app.command("eval", short_help="Sample and grade a model, or compare two.")(evaluate)
 app.command("check-backend", short_help="Say how a run would call a backend.")(check_backend)
 app.command(short_help="List backends, and plugins that fail.")(plugins)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
+app.add_typer(debug_app, name="debug")
 app.add_typer(presets_app, name="presets")
 app.add_typer(reward_app, name="reward")
 app.add_typer(reward_app, name="rewards", hidden=True)  # as it was called when it only listed and described

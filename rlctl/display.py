@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl.loop import Outcome, Reporter
+from rlctl.outcome import Outcome, Reporter
 from rlctl.prepare import Prepared
 from rlctl.settings import Settings
 from rlctl.types import BackendInfo

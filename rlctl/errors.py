@@ -8,10 +8,15 @@ RlctlError                     exit 1  every error rlctl raises on purpose
     BackendNotFound            exit 2  no backend of that name is registered
   BackendUnavailable           exit 3  a backend is registered, but cannot be imported or reached here
   BackendError                 exit 4  a backend's verb failed while the run was going
-    NonFiniteGradient          exit 4  too many updates in a row had a gradient that is not a number
+    NonFinite                  exit 4  weights or logits have become infinite or not a number
+      NonFiniteGradient        exit 4  too many updates in a row had a gradient that is not a number
+    Stalled                    exit 4  what the run waited for did not come within its deadline
   CheckpointError              exit 4  a checkpoint could not be written or read
+    NonFiniteWeights           exit 4  a weight is not finite, so that no checkpoint may hold it
+  Interrupted                  129.. a signal came before there was anything to save: 128 + its number
 
-Beside these: 0 success, 4 also for a smoke run whose verdict is no, 130 after Ctrl-C, 143 after SIGTERM.
+Beside these: 0 success; 4 also for a smoke run whose verdict is no; 75 when `trainer.save_before` ended a run that is
+not complete; 129, 130 and 143 after SIGHUP, Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -62,11 +67,31 @@ class BackendError(RlctlError):
     exit_code = 4
 
 
-class NonFiniteGradient(BackendError):
+class NonFinite(BackendError):
+    """Weights or logits have become infinite or not a number."""
+
+
+class NonFiniteGradient(NonFinite):
     """The gradient was infinite or not a number too many times in a row; no such step was taken."""
+
+
+class Interrupted(RlctlError):
+    """A signal ended the run before there was anything to save."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Stalled(BackendError):
+    """Something that the run waited for did not come within its deadline."""
 
 
 class CheckpointError(RlctlError):
     """A checkpoint could not be written or read; older ones are untouched."""
 
     exit_code = 4
+
+
+class NonFiniteWeights(CheckpointError):
+    """A weight is infinite or not a number: such a model is never saved."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl.checkpoints import shelf
 from rlctl.errors import ConfigError, DataError
 from rlctl.layers import Layer
 from rlctl.presets import find
@@ -46,10 +47,13 @@ def target(text: str) -> Target:
 
 
 def _last_checkpoint(run: Path) -> Path:
-    steps = sorted((run / "checkpoints").glob("step_*"))
-    if not steps:
-        raise ConfigError(f"the run {run} has no checkpoint.", hint="it was stopped before its first one.")
-    return steps[-1]
+    found = shelf.latest(run / "checkpoints")
+    if found.held is None:
+        complaints = "".join(f"\n{complaint}" for complaint in found.complaints)
+        raise ConfigError(
+            f"the run {run} has no good checkpoint.{complaints}", hint="it was stopped before its first one."
+        )
+    return found.held.folder
 
 
 def lent(run: Path) -> Layer:

@@ -18,7 +18,7 @@ from rlctl.environments.grading import with_own_graders
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_report import Evaluation, summarise
 from rlctl.evaluation import evaluate
-from rlctl.loop import Reporter, backend_for, interruptible
+from rlctl.loop import Reporter, backend_for
 from rlctl.prepare import load_policy, within_length
 from rlctl.report import mean
 from rlctl.rewards import RewardSet, score
@@ -26,6 +26,7 @@ from rlctl.rewards.loading import rewards_of
 from rlctl.rollouts import Groups, Sampler
 from rlctl.runfiles import sample_record, strict
 from rlctl.settings import Settings
+from rlctl.stopping import Stopping, listening
 from rlctl.text_to_sql.loading import SqlProblems
 from rlctl.tokenizer import ChatTokenizer
 from rlctl.types import Problem
@@ -72,7 +73,8 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
     """(the evaluation, the signal that ended it early or 0). Rollouts are appended to `samples` batch by batch."""
     settings, task = prepared.settings, prepared.rewards.rewards[0].name
     backend = backend_for(prepared)
-    with interruptible(reporter) as stop:
+    stopping = Stopping(settings.run.stop_grace_s)
+    with listening(stopping, note=reporter.note, leave=reporter.abort):
         try:
             await backend.start()
             start = time.perf_counter()
@@ -93,7 +95,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
                 told = "n/a" if so_far is None else f"{so_far:.3f}"
                 reporter.note(f"{name}: {len(finished):,}/{len(prepared.problems):,} problems, {task} {told}")
 
-            await evaluate(sampler, prepared.problems, stopped=lambda: stop.signal is not None, done=batch_done)
+            await evaluate(sampler, prepared.problems, stopped=lambda: stopping.must_end, done=batch_done)
             evaluation = summarise(
                 name,
                 finished,
@@ -103,7 +105,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
                 seed=settings.seed,
                 notes=prepared.notes,
             )
-            return evaluation, stop.signal or 0
+            return evaluation, stopping.signal or 0
         finally:
             try:
                 await backend.close()

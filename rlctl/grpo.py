@@ -12,7 +12,7 @@ https://arxiv.org/abs/2503.14476, section 3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from rlctl.backends.base import AnyBackend
 from rlctl.perf import Stopwatch
 from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Rollout, Sampling, StepReport, TrainRow
+from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Refused, Rollout, Sampling, StepReport, TrainRow
 
 STD_EPS = 1e-6
 """Added to a group's standard deviation, as in verl."""
@@ -53,10 +53,12 @@ async def grpo_step(
     config: GrpoConfig,
     lr: float,
     more: More | None = None,
+    refused: Callable[[Refused], Awaitable[None]] | None = None,
 ) -> StepReport:
     """Sample, score, compare, update, publish: one step on P problems.
 
-    With `more`, groups without signal are replaced by groups of the further problems it gives.
+    With `more`, groups without signal are replaced by groups of the further problems it gives. `refused` is told
+    of each update that was not taken, before the next one.
     """
     watch = Stopwatch()
     sampler = Sampler(backend, tokenizer, score, n=config.n, sampling=config.sampling, seed=config.seed, watch=watch)
@@ -81,6 +83,9 @@ async def grpo_step(
             denominator = loss_denominator(batch, config.loss)
             losses.append(await backend.forward_backward(batch, loss=config.loss, loss_denominator=denominator))
             updates.append(await backend.optim_step(lr))
+            if not updates[-1].stepped and refused is not None:
+                number, loss = len(updates) - 1, losses[-1].loss
+                await refused(Refused(number, batch, denominator, loss, updates[-1].grad_norm))
 
     with watch("update_weights"):
         sync = await backend.sync_weights()

@@ -1,86 +1,38 @@
-"""Chapter 2: a run from start to close: steps, evaluations, checkpoints, and an orderly end.
+"""Chapter 2: a run from start, or from where it was, to close: steps, evaluations, checkpoints, and an orderly end.
 
-Ctrl-C or SIGTERM finishes the step, saves, and ends with 130 or 143; a second one ends at once.
+A step either is done, and then its numbers are in the logs and its weights may be saved, or it never was: a run that is
+resumed computes it again, with the same numbers. How a run is asked to end is in `stopping.py`, how it is saved in
+`checkpoints/`, what is waited for in `hangwatch.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rlctl import checkpoint, grpo, report
-from rlctl.backends import registry
+from rlctl import grpo, report
 from rlctl.backends.base import AnyBackend
-from rlctl.errors import CheckpointError, NonFiniteGradient
+from rlctl.backends.watched import Watched
+from rlctl.checkpoints.state import RunState, capture_generators, restore_generators, seed_generators
+from rlctl.errors import CheckpointError, Interrupted, NonFinite
 from rlctl.evaluation import evaluate
-from rlctl.grpo import GrpoConfig
+from rlctl.hangwatch import HangWatch
+from rlctl.logs import strict
+from rlctl.outcome import Outcome, Reporter
 from rlctl.prepare import Prepared, epoch_of, feed_of
+from rlctl.recipe import backend_for, grpo_config, learning_rate, saver_for
 from rlctl.report import Metrics
+from rlctl.resuming import Resume, fingerprints
 from rlctl.rewards import Scored, score
 from rlctl.rollouts import Sampler
-from rlctl.runfiles import RunFiles
+from rlctl.runfiles import STEP, RunFiles
+from rlctl.safeguard import Safeguard
 from rlctl.settings import Settings
-from rlctl.types import BackendInfo, StepReport
+from rlctl.stopping import GivenUp, Stopping, leave_soon, limit_from, listening
+from rlctl.types import StepReport
 
-
-class Reporter(Protocol):
-    """Whoever shows a run: a terminal, plain lines, nobody."""
-
-    def started(self, prepared: Prepared, info: BackendInfo) -> None: ...
-    def step(self, metrics: Metrics) -> None: ...
-    def evaluation(self, step: int, metrics: Metrics) -> None: ...
-    def note(self, text: str) -> None: ...
-    def abort(self) -> None:
-        """Leave the terminal as it was: the process is about to end."""
-
-
-@dataclass
-class Outcome:
-    """What a run did. `interrupted` is the signal that ended it early."""
-
-    info: BackendInfo
-    reports: list[StepReport] = field(default_factory=list)
-    metrics: list[Metrics] = field(default_factory=list)
-    evaluations: list[tuple[int, Metrics]] = field(default_factory=list)
-    checkpoint: Path | None = None
-    interrupted: int | None = None
-
-    @property
-    def exit_code(self) -> int:
-        return 128 + self.interrupted if self.interrupted else 0
-
-
-class HasPolicy(Protocol):
-    """What a backend is made from."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def end_token_ids(self) -> tuple[int, ...]: ...
-
-
-def backend_for(prepared: HasPolicy) -> AnyBackend:
-    """The backend that the settings name, not started.
-
-    Raises BackendNotFound, BackendUnavailable, and ConfigError where the backend cannot do what the settings ask.
-    """
-    settings = prepared.settings
-    spec = registry.get(settings.backend)
-    own = settings.local if settings.backend == "local" else settings.remote_backend[settings.backend]
-    job = settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
-    # An evaluation updates nothing.
-    plan = settings.plan(steps=prepared.geometry.steps) if isinstance(prepared, Prepared) else None
-    backend: AnyBackend = spec.load("backend")(own, replace(job, plan=plan))
-    return backend
+__all__ = ["Outcome", "Reporter", "backend_for", "grpo_config", "run"]
 
 
 async def run(
@@ -89,149 +41,199 @@ async def run(
     backend: AnyBackend,
     reporter: Reporter,
     files: RunFiles | None,
+    resume: Resume | None = None,
     keep_reports: bool = False,
     evaluate: bool = True,
 ) -> Outcome:
     """Train as the settings say; without `files` nothing is written. Raises RlctlError on the first failure."""
-    with interruptible(reporter) as stop:
+    limits = prepared.settings.run
+    stopping = Stopping(limits.stop_grace_s, limit_from(prepared.settings.trainer.save_before))
+    watch = HangWatch(
+        notice_s=limits.stall_notice_s,
+        timeout_s=limits.stall_timeout_s,
+        note=reporter.note,
+        file=files.folder / "stacks.txt" if files else None,
+        stacks=backend.stacks,
+    )
+    watched = Watched(backend, watch)
+    with listening(stopping, note=reporter.note, leave=reporter.abort), watch.watching():
         try:
-            info = await backend.start()
+            seed_generators(prepared.settings.seed)
+            outcome = Outcome(await _started(watched, stopping))
             if files:
-                files.write_machine(info)
-            reporter.started(prepared, info)
-            outcome = Outcome(info)
+                files.write_machine(outcome.info)
+            reporter.started(prepared, outcome.info)
             run_ = _Run(
-                prepared, backend, reporter, files, outcome, stop, keep_reports=keep_reports, evaluates=evaluate
+                prepared, watched, reporter, files, outcome, stopping, keep_reports=keep_reports, evaluates=evaluate
             )
-            await run_.steps()
+            await run_.all_steps(resume)
             return outcome
         finally:
             try:
-                await backend.close()
+                await watched.close()
             finally:
                 await asyncio.to_thread(prepared.rewards.close)
 
 
-@dataclass
-class Stop:
-    """The signal that asked the run to end, if one did."""
-
-    signal: int | None = None
-
-
-@contextmanager
-def interruptible(reporter: Reporter) -> Iterator[Stop]:
-    """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process."""
-    stop, loop = Stop(), asyncio.get_running_loop()
-
-    def on(number: int) -> None:
-        if stop.signal is not None:
-            reporter.abort()
-            os._exit(128 + number)
-        stop.signal = number
-        reporter.note(f"{signal.Signals(number).name}: finishing what is running and saving; once more ends at once")
-
-    signals = (signal.SIGINT, signal.SIGTERM)
+async def _started(backend: Watched, stopping: Stopping) -> Any:
     try:
-        for number in signals:
-            loop.add_signal_handler(number, on, number)
-    except (NotImplementedError, RuntimeError, ValueError):
-        # Not the main thread, or a platform without it: whoever embeds the run handles signals.
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        return await stopping.guard(backend.start())
+    except GivenUp:
+        error = Interrupted("the run was asked to end while its backend was starting.", stopping.exit_code)
+        # What a thread is loading cannot be ended.
+        leave_soon(error.exit_code)
+        raise error from None
 
 
 class _Run:
-    """The state of a run between its steps."""
+    """The state of a run between its steps. `done` is the last step that is done."""
 
     def __init__(
         self,
         prepared: Prepared,
-        backend: AnyBackend,
+        backend: Watched,
         reporter: Reporter,
         files: RunFiles | None,
         outcome: Outcome,
-        stop: Stop,
+        stopping: Stopping,
         *,
         keep_reports: bool,
         evaluates: bool,
     ) -> None:
         self.prepared, self.backend, self.reporter, self.files = prepared, backend, reporter, files
-        self.outcome, self.stop, self.keep_reports = outcome, stop, keep_reports
+        self.outcome, self.stopping, self.keep_reports = outcome, stopping, keep_reports
         self.settings: Settings = prepared.settings
         self.config = grpo_config(self.settings)
         self.feed = feed_of(prepared)
         self.task = prepared.rewards.rewards[0].name
         self.evaluates = evaluates and self.settings.trainer.eval_freq > 0 and bool(len(prepared.eval_problems))
-        self.skipped_in_a_row = 0
-        self.save_seconds = 0.0
-        """Of the checkpoint written just before the current step."""
+        self.saver = saver_for(prepared, backend, files=files, note=reporter.note) if files else None
+        self.safeguard = Safeguard(
+            self.settings,
+            backend,
+            saver=self.saver,
+            folder=files.folder / "dumps" if files else None,
+            note=reporter.note,
+        )
+        self.fingerprints = fingerprints(prepared)
+        self.total = prepared.geometry.steps
+        self.done = 0
+        self.owed: Metrics | None = None
+        """The metrics of the last step, while its evaluation, cut off by a signal, is still to be made."""
+        self.metrics: Metrics = {}
+        """Of the last step."""
+        self.boundary: RunState | None = self._state()
+        """Where the run stood after the last step; None once an update of the next has begun and was cut off."""
 
-    async def steps(self) -> None:
-        total = self.prepared.geometry.steps
-        if self.evaluates:
-            self._write(0, await self._evaluation(0))
-        done = 0
-        for step in range(1, total + 1):
-            if self.stop.signal is not None:
-                break
-            await self._step(step, total)
-            done = step
-        self.outcome.interrupted = self.stop.signal
-        if done:
-            await self._save(done)
+    async def all_steps(self, resume: Resume | None) -> None:
+        try:
+            await (self._go_on(resume) if resume else self._begin())
+            while self.done < self.total and not self.stopping.must_end:
+                await self._next_step()
+            self.outcome.interrupted = self.stopping.signal
+            self.outcome.out_of_time = self.done < self.total and self.stopping.out_of_time
+            await self._save_at_end()
+        finally:
+            if self.saver:
+                await self.saver.settle()
 
-    async def _step(self, step: int, total: int) -> None:
-        start = time.perf_counter()
-        trainer = self.settings.trainer
-        problems = self.feed.batch(step)
-        done = await grpo.grpo_step(
+    async def _begin(self) -> None:
+        if self.evaluates and (evaluation := await self._evaluation(0)) is not None:
+            self._write(0, evaluation)
+        if self.safeguard.rolls_back and not self.stopping.must_end:
+            await self._save()
+
+    async def _go_on(self, resume: Resume) -> None:
+        """Take up what the checkpoint holds, and make the evaluation that it owes."""
+        state = resume.state
+        self.feed.load_state_dict(state.data)
+        await self.backend.load(resume.held.folder)
+        await self.backend.sync_weights()
+        restore_generators(state.random)
+        self.done = state.step
+        self.safeguard.skipped_in_a_row, self.safeguard.rollbacks = state.skipped_in_a_row, state.rollbacks
+        if self.files and self.saver:
+            self.outcome.remember(self.files.records)
+            self.saver.latest, self.saver.latest_step = resume.held.folder, state.step
+        if state.owed is not None:
+            await self._log(state.step, dict(state.owed))
+        self.boundary = self._state()
+
+    async def _next_step(self) -> None:
+        step, begun, start = self.done + 1, self.backend.updates_begun, time.perf_counter()
+        try:
+            done = await self.stopping.guard(self._train(step), give_up=lambda: self._may_give_up(begun))
+        except GivenUp:
+            await self._give_up(step, half_done=self.backend.updates_begun > begun)
+            return
+        except NonFinite as error:
+            await self.safeguard.roll_back(error)
+            self._back_to_boundary()
+            self.boundary = self._state()
+            return
+        seconds = time.perf_counter() - start
+        self.stopping.longest_step_s = max(seconds, self.stopping.longest_step_s)
+        await self._conclude(done, seconds)
+        if self.saver:
+            await self.saver.finish_if_done()
+            if self._save_is_due(step):
+                await self._save()
+
+    async def _train(self, step: int) -> StepReport:
+        return await grpo.grpo_step(
             step,
-            problems,
+            self.feed.batch(step),
             backend=self.backend,
             tokenizer=self.prepared.tokenizer,
             score=self._score,
             config=self.config,
-            lr=grpo.learning_rate(
-                step,
-                peak=trainer.lr,
-                schedule=trainer.lr_schedule,
-                warmup_ratio=trainer.warmup_ratio,
-                total_steps=total,
-            ),
+            lr=learning_rate(self.settings, step, total=self.total),
             more=(lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None,
+            refused=lambda refused: self.safeguard.keep(step, refused),
         )
-        seconds = time.perf_counter() - start
-        metrics = report.step_metrics(
-            done, self.outcome.info, task=self.task, epoch=epoch_of(self.prepared, step), seconds=seconds
-        )
+
+    async def _conclude(self, done: StepReport, seconds: float) -> None:
+        """Measure, show, evaluate and log a step: from here on it is done."""
+        step, epoch = done.step, epoch_of(self.prepared, done.step)
+        metrics = report.step_metrics(done, self.outcome.info, task=self.task, epoch=epoch, seconds=seconds)
         metrics |= self._curriculum(done)
-        metrics["timing_s/save_checkpoint"] = self.save_seconds
+        metrics["timing_s/save_checkpoint"] = self.saver.spent() if self.saver else 0.0
+        if self.safeguard.rolls_back:
+            metrics["training/rollbacks"] = self.safeguard.rollbacks
         if self.keep_reports:
             self.outcome.reports.append(done)
         self.outcome.metrics.append(metrics)
         self.reporter.step(metrics)
         self._tell_of_failures(done)
-        if self.evaluates and (step % trainer.eval_freq == 0 or step == total):
-            metrics |= await self._evaluation(step)
-        # Written before anything that may fail or be killed: this is the step that will be asked about.
-        self._write(step, metrics)
+        await self._log(step, metrics)
         if self.files:
             self.files.write_samples(step, _spread(done, self.settings.run.samples_per_step))
-        self._count_skipped(done)
-        if trainer.save_freq and step % trainer.save_freq == 0 and step != total:
-            await self._save(step)
+        self.done = step
+        try:
+            self.safeguard.count(done)
+        except NonFinite as error:
+            await self.safeguard.roll_back(error)
+        self.boundary = self._state()
+
+    async def _log(self, step: int, metrics: Metrics) -> None:
+        """Write a step's line, with its evaluation where one is due; a line whose evaluation is cut off is owed."""
+        self.metrics, self.owed = metrics, None
+        trainer = self.settings.trainer
+        if self.evaluates and (step % trainer.eval_freq == 0 or step == self.total):
+            evaluation = await self._evaluation(step)
+            if evaluation is None:
+                self.owed = strict(metrics)
+                return
+            metrics |= evaluation
+        self._write(step, metrics)
 
     async def _score(self, items: Any) -> list[Scored]:
-        return await score(self.prepared.rewards, items)
+        return await self.backend.watch.until(
+            f"the rewards of {len(items)} completions", score(self.prepared.rewards, items)
+        )
 
-    async def _evaluation(self, step: int) -> Metrics:
-        """Sample and score the evaluation problems, with the same random numbers every time; {} when interrupted."""
+    async def _evaluation(self, step: int) -> Metrics | None:
+        """Sample and score the evaluation problems, with the same random numbers every time; None when cut off."""
         start, settings = time.perf_counter(), self.settings
         sampler = Sampler(
             self.backend,
@@ -241,9 +243,14 @@ class _Run:
             sampling=settings.evaluation(),
             seed=settings.seed,
         )
-        groups = await evaluate(sampler, self.prepared.eval_problems, stopped=lambda: self.stop.signal is not None)
-        if len(groups) < len(self.prepared.eval_problems):
-            return {}
+        problems = self.prepared.eval_problems
+        work = evaluate(sampler, problems, stopped=lambda: self.stopping.must_end)
+        try:
+            groups = await self.stopping.guard(work, give_up=lambda: self.stopping.must_end and self._abandon())
+        except GivenUp:
+            return None
+        if len(groups) < len(problems):
+            return None
         metrics = report.evaluation_metrics(groups, task=self.task, seconds=time.perf_counter() - start)
         self.outcome.evaluations.append((step, metrics))
         self.reporter.evaluation(step, metrics)
@@ -265,56 +272,76 @@ class _Run:
         if len(done.groups) > 1 and all(len({r.text for r in group}) == 1 for group in done.groups):
             self.reporter.note(f"step {done.step}: the completions of each prompt are all the same text")
 
-    def _count_skipped(self, done: StepReport) -> None:
-        """Raises NonFiniteGradient after too many updates in a row that were not stepped."""
-        for update in done.updates:
-            self.skipped_in_a_row = 0 if update.stepped else self.skipped_in_a_row + 1
-            if not update.stepped:
-                norm = f"the gradient's norm is {update.grad_norm}"
-                self.reporter.note(f"step {done.step}: {norm}; this update was skipped")
-            if self.skipped_in_a_row >= self.settings.trainer.max_skipped_updates:
-                raise NonFiniteGradient(
-                    f"the gradient was not finite {self.skipped_in_a_row} times in a row, last at step {done.step}.",
-                    hint="lower trainer.lr, or look at samples.jsonl; checkpoints of earlier steps are untouched.",
-                )
+    def _may_give_up(self, begun: int) -> bool:
+        """Whether a step past its deadline is cut off: for the end always, for a save only if it can be done again."""
+        if self.stopping.must_end:
+            return self._abandon()
+        return self.backend.updates_begun == begun and self.backend.abandon()
 
-    async def _save(self, step: int) -> None:
-        self.save_seconds = 0.0
-        if not self.files:
+    def _abandon(self) -> bool:
+        self.backend.abandon()
+        return True
+
+    async def _give_up(self, step: int, *, half_done: bool) -> None:
+        if half_done:
+            self.boundary = None
+            self.reporter.note(f"step {step} was cut off between two updates; the last checkpoint stands")
             return
-        start = time.perf_counter()
+        self._back_to_boundary()
+        self.reporter.note(f"step {step} was cut off before its update, and will be computed again")
+        if self.stopping.save_now:
+            await self._save()
+
+    def _back_to_boundary(self) -> None:
+        assert self.boundary is not None
+        self.feed.load_state_dict(self.boundary.data)
+        restore_generators(self.boundary.random)
+
+    def _state(self) -> RunState:
+        return RunState(
+            step=self.done,
+            total_steps=self.total,
+            learning_rate=learning_rate(self.settings, max(1, self.done), total=self.total),
+            data=self.feed.state_dict(),
+            problems=self.fingerprints,
+            skipped_in_a_row=self.safeguard.skipped_in_a_row,
+            rollbacks=self.safeguard.rollbacks,
+            random=capture_generators(),
+            owed=self.owed,
+        )
+
+    def _save_is_due(self, step: int) -> bool:
+        """Not while updates are refused: what a rollback goes back to is older than the trouble."""
+        every = self.settings.trainer.save_freq
+        regular = bool(every) and step % every == 0 and step != self.total
+        return self.stopping.save_now or (regular and self.safeguard.skipped_in_a_row == 0)
+
+    async def _save(self) -> None:
+        if self.files is None or self.saver is None or self.boundary is None:
+            return
         try:
-            self.outcome.checkpoint = await checkpoint.save(
-                self.backend,
-                self.prepared.tokenizer,
-                folder=self.files.checkpoints,
-                step=step,
-                data_state=self.feed.state_dict(),
-            )
+            await self.saver.save(self.boundary, metrics=self.metrics, before=self.files.flush)
+            if self.stopping.save_now:
+                await self.saver.finish()
+                self.stopping.saved()
         except CheckpointError:
-            self.reporter.note(f"the run stops at step {step}, since it can no longer be saved")
+            self.reporter.note(f"the run stops at step {self.done}, since it can no longer be saved")
             raise
-        self.save_seconds = time.perf_counter() - start
+        self.stopping.longest_save_s = self.saver.longest_s
+
+    async def _save_at_end(self) -> None:
+        if self.saver is None:
+            return
+        # The last chance: from here on nothing tries again.
+        self.saver.goes_on = False
+        if self.done:
+            await self._save()
+        await self.saver.finish()
+        self.outcome.checkpoint = self.saver.latest
 
     def _write(self, step: int, metrics: Metrics) -> None:
         if self.files:
-            self.files.write_metrics({"training/global_step": step, **metrics})
-
-
-def grpo_config(settings: Settings) -> GrpoConfig:
-    """What a step needs to know of the settings."""
-    return GrpoConfig(
-        n=settings.rollout.n,
-        sampling=settings.rollout.sampling(),
-        loss=settings.loss(),
-        mini_batch_size=settings.trainer.mini_batch_size or settings.trainer.train_batch_size,
-        ppo_epochs=settings.trainer.ppo_epochs,
-        norm_adv_by_std=settings.algorithm.norm_adv_by_std,
-        drop_zero_signal_groups=settings.algorithm.drop_zero_signal_groups,
-        always_score_before_update=settings.trainer.old_log_probs == "always",
-        seed=settings.seed,
-        max_refills=settings.algorithm.max_refills,
-    )
+            self.files.write_metrics({STEP: step, **metrics})
 
 
 def _spread(done: StepReport, count: int) -> list[Any]:

@@ -1,42 +1,65 @@
 """The files of a run: `runs/NAME/` with config.resolved.json, machine.json, metrics.jsonl, samples.jsonl, checkpoints/.
 
-JSON here is strict: a number that is not finite becomes null, and its name is listed under `not_finite`.
+A run that goes on keeps the lines of the steps that its checkpoint holds and drops later ones, which come again.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlctl import __version__
-from rlctl.errors import ConfigError
+from rlctl import __version__, durable
+from rlctl.checkpoints.state import CONFIG
+from rlctl.errors import CheckpointError, ConfigError
+from rlctl.logs import Log, strict
 from rlctl.types import BackendInfo, Rollout
+
+__all__ = ["RunFiles", "run_folder", "sample_record", "strict"]
+
+STEP = "training/global_step"
 
 
 class RunFiles:
-    """One run's folder. Raises ConfigError when it holds a run already or cannot be written."""
+    """One run's folder. Raises ConfigError when it holds a run that is not to go on, or cannot be written.
 
-    def __init__(self, folder: Path, *, config: Mapping[str, Any]) -> None:
+    `after` is the step whose checkpoint the run goes on from, -1 to begin a run again, None for a new one; with `owed`,
+    its own line of metrics is still to come. `records` are the metrics of the steps until there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, Any],
+        after: int | None = None,
+        owed: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self.config = {"rlctl_version": __version__, **config}
+        self.metrics = Log(folder / "metrics.jsonl", step_key=STEP, note=note)
+        self.samples = Log(folder / "samples.jsonl", step_key="step", note=note)
         # A run that ended before its first step left nothing to lose.
-        if (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size:
+        if after is None and self.metrics.path.exists() and self.metrics.path.stat().st_size:
             raise ConfigError(
-                f"{folder} already holds a run, and this version cannot resume one.",
-                hint="choose another --name, or move the folder away.",
+                f"{folder} already holds a run, and run.resume = never.",
+                hint="choose another --name, move the folder away, or let it go on: rlctl resume.",
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"rlctl_version": __version__, **config}, indent=2, allow_nan=False)
-            (folder / "config.resolved.json").write_text(text + "\n", encoding="utf-8")
-            (folder / "metrics.jsonl").touch()
-            (folder / "samples.jsonl").touch()
+            text = json.dumps(self.config, indent=2, allow_nan=False)
+            durable.replace(folder / CONFIG, (text + "\n").encode())
+            for log in (self.metrics, self.samples):
+                log.path.touch()
+            kept = -1 if after is None else after
+            self.records = self.metrics.cut_after(kept - 1 if owed else kept)
+            self.samples.cut_after(kept)
         except OSError as error:
             raise ConfigError(
                 f"the run's folder {folder} cannot be written: {error.strerror or error}.", hint="set run.dir."
@@ -47,16 +70,22 @@ class RunFiles:
         (self.folder / "machine.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        self._append("metrics.jsonl", strict(metrics))
+        self.metrics.write(metrics)
 
     def write_samples(self, step: int, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
-            self._append("samples.jsonl", strict({"step": step, **sample_record(rollout)}))
+            self.samples.write({"step": step, **sample_record(rollout)})
 
-    def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        # One write of a whole line: a kill leaves whole lines behind.
-        with (self.folder / name).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record, allow_nan=False) + "\n")
+    def flush(self) -> None:
+        """Bring all lines to the disk, before a checkpoint counts on them. Raises CheckpointError."""
+        try:
+            self.metrics.flush()
+            self.samples.flush()
+        except OSError as error:
+            raise CheckpointError(
+                f"the logs in {self.folder} cannot be written: {error.strerror or error}.",
+                hint="free some space; earlier checkpoints are untouched.",
+            ) from error
 
 
 def sample_record(rollout: Rollout) -> dict[str, Any]:
@@ -71,13 +100,6 @@ def sample_record(rollout: Rollout) -> dict[str, Any]:
         "finish_reason": rollout.completion.finish_reason,
         "tokens": len(rollout.completion.token_ids),
     }
-
-
-def strict(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with null for every number that is not finite, named under `not_finite`."""
-    bad = sorted(key for key, value in record.items() if isinstance(value, float) and not math.isfinite(value))
-    clean = {key: None if key in bad else value for key, value in record.items()}
-    return {**clean, "not_finite": bad} if bad else clean
 
 
 def run_folder(parent: str, name: str | None, *, preset: str | None) -> Path:

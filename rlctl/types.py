@@ -177,7 +177,7 @@ def _greater(mine: float | None, theirs: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class OptimStats:
-    """What one optimizer update did. `stepped` is False when the gradient was not finite: nothing changed."""
+    """What one optimizer update did. `stepped` is False when loss or gradient were not finite: nothing changed."""
 
     grad_norm: float
     lr: float
@@ -289,6 +289,17 @@ class Filled:
     """Groups the batch lacks, since the bound was reached or no further problem was there."""
     surplus_groups: int
     """Groups with signal that a full batch had no room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A minibatch whose loss or gradient was not finite, so that the optimizer did not step; `update` counts from 0."""
+
+    update: int
+    rows: Sequence[TrainRow]
+    loss_denominator: float
+    loss: float
+    grad_norm: float
 
 
 @dataclass(frozen=True, slots=True)

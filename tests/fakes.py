@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ConfigDict
 from rlctl import seeds
 from rlctl.backends.base import Backend
 from rlctl.backends.settings import RemoteBackendSettings
-from rlctl.errors import BackendError, CheckpointError
+from rlctl.errors import BackendError, CheckpointError, NonFiniteWeights
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -50,6 +51,18 @@ class ByteTokenizer:
 
     def decode(self, ids: TokenIds) -> str:
         return bytes(int(i) for i in ids if i < 256).decode("utf-8", errors="replace")
+
+
+@dataclass(frozen=True)
+class FakeSnapshot:
+    """A copy of the table."""
+
+    theta: np.ndarray
+    version: int
+
+    def write(self, path: Path) -> Mapping[str, str]:
+        np.savez(path / "fake.npz", theta=self.theta, version=self.version)
+        return {}
 
 
 class FakeBackend(Backend[FakeSettings]):
@@ -157,6 +170,12 @@ class FakeBackend(Backend[FakeSettings]):
             raise CheckpointError(f"a weight is not finite, so {path} was not written.")
         path.mkdir(parents=True, exist_ok=True)
         np.savez(path / "fake.npz", theta=self.theta, version=self.version)
+
+    async def snapshot(self) -> FakeSnapshot:
+        self.calls.append("snapshot")
+        if not np.isfinite(self.theta).all():
+            raise NonFiniteWeights("a weight is not finite, so no checkpoint was written.")
+        return FakeSnapshot(self.theta.copy(), self.version)
 
     async def load(self, path: Path) -> None:
         self.calls.append("load")

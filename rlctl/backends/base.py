@@ -8,9 +8,9 @@ Moving one device between sampling and training (colocation) is the backend's ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlctl.types import (
     BackendInfo,
@@ -28,6 +28,17 @@ from rlctl.types import (
 )
 
 SettingsT = TypeVar("SettingsT")
+
+
+class Snapshot(Protocol):
+    """A copy of all that `save` writes, which further steps do not change."""
+
+    def write(self, path: Path) -> Mapping[str, str]:
+        """Write into the folder `path`, in whatever thread; gives the SHA-256 of what was meant to be in its files,
+        by name, as far as it is known.
+
+        Raises OSError.
+        """
 
 
 class Backend(ABC, Generic[SettingsT]):
@@ -81,8 +92,26 @@ class Backend(ABC, Generic[SettingsT]):
     async def save(self, path: Path) -> None:
         """Write model (Hugging Face format, with tokenizer), optimizer and RNG into the folder `path`.
 
-        Raises CheckpointError, also when a weight is not finite.
+        Raises CheckpointError; NonFiniteWeights when a weight is not finite.
         """
+
+    async def snapshot(self) -> Snapshot | None:
+        """A copy to be written while the run goes on; None where the backend can only `save` at once.
+
+        Raises NonFiniteWeights.
+        """
+        return None
+
+    def abandon(self) -> bool:
+        """End the running verb soon, since nobody waits for it any more, and drop what gradient has accumulated.
+
+        False where the backend cannot: then the verb goes on to its end, and another may have to wait for it.
+        """
+        return False
+
+    async def stacks(self) -> Mapping[str, str]:
+        """What each process that works for this backend is doing, by name, for a person; {} where there is no other."""
+        return {}
 
     @abstractmethod
     async def load(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""rlctl train: sample, score, update, sync, evaluate, checkpoint, until the last step."""
+"""rlctl train: sample, score, update, sync, evaluate, checkpoint, until the last step; or on from where a run was."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # loaded only by a command that runs
 
     from rlctl.config import Loaded
     from rlctl.prepare import Prepared
+    from rlctl.resuming import Resume
+    from rlctl.runfiles import RunFiles
+    from rlctl.settings import Settings
 
 
 def train(
@@ -31,7 +34,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train a policy with GRPO."""
+    """Train a policy with GRPO; in the folder of a run that has a checkpoint, go on after it (run.resume)."""
     loaded = options.load_settings(
         preset=preset,
         variant=variant,
@@ -44,12 +47,18 @@ def train(
             "run.name": ("--name", name),
         },
     )
+    start(loaded, dry_run=dry_run)
+
+
+def start(loaded: Loaded, *, dry_run: bool = False) -> None:
+    """Train with these settings and exit; `rlctl resume` comes here too."""
     from rlctl.display import say, tell
     from rlctl.prepare import prepare
     from rlctl.runfiles import run_folder
 
     # Before any reward of the user's is imported: it could change the working folder.
     folder = run_folder(loaded.settings.run.dir, loaded.settings.run.name, preset=_preset_name(loaded))
+    _must_have_a_name(loaded.settings)
     (say if dry_run else tell)(loaded.variant_line())
     prepared = prepare(loaded.settings)
     if dry_run:
@@ -58,6 +67,16 @@ def train(
     for note in loaded.notes():
         tell(f"note: {note}")
     raise typer.Exit(_train(loaded, prepared, folder))
+
+
+def _must_have_a_name(settings: Settings) -> None:
+    from rlctl.errors import ConfigError
+
+    if settings.run.resume == "must" and settings.run.name is None:
+        raise ConfigError(
+            "run.resume = must, and the run has no name by which to find the one to go on with.",
+            hint="give it --name, or use `rlctl resume RUN`.",
+        )
 
 
 def _print_plan(prepared: Prepared, notes: list[str]) -> None:
@@ -78,29 +97,38 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path) -> int:
     import contextlib
     import sys
 
-    from rlctl import display
-    from rlctl.config import dump
+    from rlctl import display, runlock
     from rlctl.loop import backend_for, run
-    from rlctl.runfiles import RunFiles
 
     options.outlive_closed_pipes()
     backend = backend_for(prepared)
-    files = RunFiles(
-        folder,
-        config={
-            "preset": _preset_name(loaded),
-            "variant": loaded.choice.variant.name if loaded.choice.variant else None,
-            "settings": dump(loaded.settings),
-            "origins": dict(loaded.origins),
-        },
-    )
-    display.tell(f"run: {display.shown_path(folder)}")
-    reporter = display.reporter(live=sys.stdout.isatty())
-    with reporter if isinstance(reporter, display.LiveReporter) else contextlib.nullcontext():
-        outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files))
-    for line in display.summary_lines(outcome, prepared):
-        display.say(line)
+    with runlock.held(folder, note=display.tell):
+        files, resume = _opened(loaded, prepared, folder)
+        display.tell(f"run: {display.shown_path(folder)}")
+        reporter = display.reporter(live=sys.stdout.isatty())
+        with reporter if isinstance(reporter, display.LiveReporter) else contextlib.nullcontext():
+            outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files, resume=resume))
+        for line in display.summary_lines(outcome, prepared):
+            display.say(line)
     return outcome.exit_code
+
+
+def _opened(loaded: Loaded, prepared: Prepared, folder: Path) -> tuple[RunFiles, Resume | None]:
+    """The run's files and, where it goes on, from where. Raises ConfigError or CheckpointError where it cannot."""
+    from rlctl import resuming
+    from rlctl.config import dump
+    from rlctl.display import tell
+
+    plan = resuming.plan(folder, prepared)
+    for line in plan.lines:
+        tell(line)
+    config = {
+        "preset": _preset_name(loaded),
+        "variant": loaded.choice.variant.name if loaded.choice.variant else None,
+        "settings": dump(loaded.settings),
+        "origins": dict(loaded.origins),
+    }
+    return plan.open(folder, config=config, note=tell), plan.resume
 
 
 def _preset_name(loaded: Loaded) -> str | None:

@@ -99,15 +99,21 @@ def merged_state(causal_lm: nn.Module) -> dict[str, Tensor]:
     return merged
 
 
-def save_adapter(causal_lm: Any, folder: Path) -> None:
-    """The factors alone, as PeftModel.from_pretrained loads them."""
+def adapter_state(causal_lm: Any) -> dict[str, Tensor]:
+    """The factors alone, under the names that peft gives them."""
     from peft import get_peft_model_state_dict
+
+    return {f"base_model.model.{name}": t.contiguous() for name, t in get_peft_model_state_dict(causal_lm).items()}
+
+
+def save_adapter(causal_lm: Any, folder: Path, *, state: dict[str, Tensor] | None = None) -> None:
+    """Write the factors, or those of `state`, as PeftModel.from_pretrained loads them."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     config = causal_lm.peft_config["default"]
-    state = {f"base_model.model.{name}": t.contiguous() for name, t in get_peft_model_state_dict(causal_lm).items()}
-    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    factors = adapter_state(causal_lm) if state is None else state
+    save_file(factors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     content = {**config.to_dict(), "inference_mode": True}
     (folder / "adapter_config.json").write_text(json.dumps(content, indent=2, default=_plain) + "\n")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlctl.engine import kernels
-from rlctl.errors import BackendError
+from rlctl.errors import CheckpointError, NonFinite
 from rlctl.types import JobSpec, OptimStats
 
 
@@ -41,13 +41,13 @@ class MasterOptimizer:
         """Updates taken."""
 
     @torch.no_grad()
-    def step(self, lr: float) -> OptimStats:
-        """Clip and step, unless the gradient's norm is not finite; the gradient is gone afterwards either way.
+    def step(self, lr: float, *, loss_is_finite: bool = True) -> OptimStats:
+        """Clip and step, unless loss or gradient are not finite; the gradient is gone afterwards either way.
 
-        Raises BackendError before a weight that is not a number reaches sampler or checkpoint.
+        Raises NonFinite before a weight that is not a number reaches sampler or checkpoint.
         """
         norm = float(torch.nn.utils.get_total_norm([master.grad for master in self.masters]))  # type: ignore[misc]
-        stepped = math.isfinite(norm)
+        stepped = loss_is_finite and math.isfinite(norm)
         changed = 0.0
         if stepped:
             for group in self.adamw.param_groups:
@@ -56,8 +56,12 @@ class MasterOptimizer:
             changed = self._publish()
             self.version += 1
         if self._kernel is None or not stepped:
-            self.adamw.zero_grad(set_to_none=False)
+            self.discard()
         return OptimStats(grad_norm=norm, lr=lr, stepped=stepped, changed_fraction=changed)
+
+    def discard(self) -> None:
+        """Drop the gradient that has accumulated."""
+        self.adamw.zero_grad(set_to_none=False)
 
     def _update(self, *, clip: float) -> None:
         """One AdamW update of the masters, with gradients multiplied by `clip`."""
@@ -69,7 +73,7 @@ class MasterOptimizer:
             broken = [_stepped(self._kernel, self.adamw, master, clip=clip) > 0 for master in self.masters]
         for name, not_finite in zip(self.names, broken, strict=True):
             if not_finite:
-                raise BackendError(
+                raise NonFinite(
                     f"the update at learning rate {self.adamw.param_groups[0]['lr']:g} made the weight {name} infinite "
                     "or not a number.",
                     hint="lower trainer.lr; checkpoints of earlier steps are untouched.",
@@ -100,12 +104,24 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def restore(self, masters: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Take masters and moments back, each in its own dtype."""
+        """Take masters and moments back, each in its own dtype. Raises CheckpointError where the model is another."""
+        self._must_be_mine(masters)
         for name, master in zip(self.names, self.masters, strict=True):
             master.copy_(masters[name])
         self.adamw.load_state_dict(state["adamw"])
         self.version = int(state["version"])
         self._publish()
+
+    def _must_be_mine(self, masters: dict[str, Tensor]) -> None:
+        mine = {name: tuple(master.shape) for name, master in zip(self.names, self.masters, strict=True)}
+        saved = {name: tuple(tensor.shape) for name, tensor in masters.items()}
+        other = [name for name in {**mine, **saved} if mine.get(name) != saved.get(name)]
+        if other:
+            raise CheckpointError(
+                f"{len(other)} weights of the checkpoint are not this model's, first {other[0]}: "
+                f"{saved.get(other[0], 'missing')} there, {mine.get(other[0], 'missing')} here.",
+                hint="model.path or model.lora name another model than the one that was trained.",
+            )
 
 
 def _stepped(kernel: kernels.Functions, adamw: torch.optim.AdamW, master: nn.Parameter, *, clip: float) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlctl import seeds
 from rlctl.engine import kernels
+from rlctl.engine.abandoning import must_go_on, never
 from rlctl.engine.attention import PackedLayout, during
 from rlctl.engine.decode import DecodeStep, KvCache, KvShape
 from rlctl.engine.decode_step import LlamaStep
@@ -31,7 +32,7 @@ from rlctl.engine.draw import draw
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import pack_prompts
 from rlctl.engine.prepacked import Prepacked, pays, prepacked_linears
-from rlctl.errors import BackendError
+from rlctl.errors import BackendError, NonFinite
 from rlctl.types import Completion, GenerateStats, Prompt, Sampling
 
 _Head = Callable[[Tensor], Tensor]
@@ -46,6 +47,8 @@ class Limits:
 
     kv_cache_bytes: float
     max_num_seqs: int
+    abandoned: Callable[[], bool] = never
+    """Asked before every token; true ends the call with Abandoned."""
 
 
 def generate(
@@ -141,6 +144,7 @@ class _Run:
         limits: Limits,
     ) -> None:
         self.policy, self.prompts, self.n, self.sampling = policy, prompts, n, sampling
+        self.abandoned = limits.abandoned
         self.ends = np.array(sorted(end_token_ids), dtype=np.int64)
         self.flops = 0.0
         self.fast_step: LlamaStep | None = None
@@ -186,6 +190,7 @@ class _Run:
     def sample(self, head: _Head) -> None:
         hidden_BD = self._admitted()
         while len(self.rows.number):
+            must_go_on(self.abandoned)
             tokens_B = self._draw(head(hidden_BD))
             tokens_B = self._drop_finished(tokens_B)
             parts = [self._decode(tokens_B)] if len(tokens_B) else []
@@ -228,7 +233,7 @@ class _Run:
         drawn, logp = draw(logits_BV, seeds.uniforms(rows.seeds, rows.drawn), self.sampling)
         tokens, logprobs = drawn.cpu().numpy(), logp.cpu().numpy()
         if not np.isfinite(logprobs).all():
-            raise BackendError("the model's logits are infinite or not a number.", hint="lower trainer.lr.")
+            raise NonFinite("the model's logits are infinite or not a number.", hint="lower trainer.lr.")
         self.tokens[rows.number, rows.drawn] = tokens
         self.logprobs[rows.number, rows.drawn] = logprobs
         rows.drawn = rows.drawn + 1

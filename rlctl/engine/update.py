@@ -8,13 +8,14 @@ Letters: R rows, T completion tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlctl.engine.abandoning import must_go_on, never
 from rlctl.engine.logprobs import Backward, Head, loss_backward, token_logprobs
 from rlctl.engine.loss import LossTerms, policy_loss, token_weights
 from rlctl.engine.model import Policy
@@ -31,6 +32,8 @@ class Compute:
     """Budget of a micro-batch."""
     tile_tokens: int | None
     """Tokens in one tile of logits; None keeps all of them."""
+    abandoned: Callable[[], bool] = never
+    """Asked before every micro-batch; true ends the call with Abandoned."""
 
     def head(self, policy: Policy) -> Head:
         return policy.head(temperature=self.temperature, tile_tokens=self.tile_tokens)
@@ -43,6 +46,7 @@ def forward_backward(
     stats = LossStats()
     filled = [row for row in rows if len(row.completion_ids)]
     for batch in pack(filled, max_tokens=compute.max_tokens):
+        must_go_on(compute.abandoned)
         stats += _micro_batch(policy, batch, filled, loss, loss_denominator, compute)
     return stats
 
@@ -135,6 +139,7 @@ def log_probs(policy: Policy, rows: Sequence[TrainRow], *, compute: Compute) -> 
     result = [np.zeros(0, dtype=np.float32) for _ in rows]
     filled = [position for position, row in enumerate(rows) if len(row.completion_ids)]
     for batch in pack([rows[position] for position in filled], max_tokens=compute.max_tokens):
+        must_go_on(compute.abandoned)
         with policy.packed_hidden(batch) as (hidden_TD, targets_T):
             logprobs_T = token_logprobs(hidden_TD, compute.head(policy), targets_T)
         ends = np.cumsum(batch.completion_lengths_R)[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -37,11 +38,39 @@ class TrainerSettings(Block):
     old_log_probs: Literal["auto", "always"] = "auto"
     """When the trainer scores the samples before the first update: `auto` only if there are several updates a step."""
     max_skipped_updates: Count = 3
-    """Updates in a row that may be skipped for a gradient that is not finite; then the run stops."""
+    """Updates in a row that may be skipped for a loss or gradient that is not finite; then `on_non_finite` applies."""
+    on_non_finite: Literal["stop", "rollback"] = "stop"
+    """What follows so many skipped updates, or weights that are not finite: the end, or the weights of the last
+    checkpoint, from which the run goes on with the next problems."""
+    max_rollbacks: Count = 3
+    """Times that a run may go back to a checkpoint."""
     save_freq: int = Field(50, ge=0, lt=2**31)
     """Steps between checkpoints; one more is written at the end. 0 writes only that one."""
+    save_in_background: bool = True
+    """Write a checkpoint while the next step runs, from a copy in host memory, where the backend can; one at a time."""
+    save_before: float | None = Field(None, gt=0)
+    """Wall-clock limit of the process, in seconds or as [D-]HH:MM:SS: the run saves and ends, with exit code 75, so
+    that it is done before."""
+    on_save_error: Literal["stop", "continue"] = "stop"
+    """What follows a checkpoint that cannot be written: the end, or the run goes on and tries again at the next."""
+    keep_last: Count | None = None
+    """Checkpoints that stay, counted from the latest; null keeps all of them."""
+    keep_every: Count | None = None
+    """Checkpoints of steps that it divides stay beside the last ones."""
+    keep_best: str | None = None
+    """Metric whose best checkpoint stays too, as `val-core/SOURCE/acc/mean@1`; `-` before it where less is better."""
     eval_freq: int = Field(10, ge=0, lt=2**31)
     """Steps between evaluations; one more is made before the first step and after the last. 0 makes none at all."""
+
+    @field_validator("save_before", mode="before")
+    @classmethod
+    def save_before_is_a_duration(cls, value: object) -> object:
+        """Seconds of "3:50:00" or "1-12:00:00", as SLURM writes a limit; anything else as it is."""
+        match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
     @field_validator("betas")
     @classmethod

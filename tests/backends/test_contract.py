@@ -278,6 +278,60 @@ def test_what_was_saved_comes_back_in_another_backend(make: Callable[..., AnyBac
     assert sync.version == 1
 
 
+def test_updates_after_a_load_are_those_of_a_run_that_went_on(
+    make: Callable[..., AnyBackend], tmp_path: Path, name: str
+) -> None:
+    """Moments, counts and masters come back whole: field faults 121 and 129."""
+
+    async def step(backend: AnyBackend, rows: list[TrainRow], lr: float) -> Any:
+        await backend.forward_backward(rows, loss=LOSS, loss_denominator=num_tokens(rows))
+        return await backend.optim_step(lr)
+
+    async def straight(backend: AnyBackend) -> Any:
+        rows = await sampled(backend, 1, 2)
+        for lr in (0.01, 0.02):
+            await step(backend, rows, lr)
+        await backend.save(tmp_path / "saved")
+        return rows, await step(backend, rows, 0.03), await step(backend, rows, 0.01), await backend.log_probs(rows)
+
+    async def resumed(backend: AnyBackend) -> Any:
+        await backend.load(tmp_path / "saved")
+        await backend.sync_weights()
+        return await step(backend, rows, 0.03), await step(backend, rows, 0.01), await backend.log_probs(rows)
+
+    rows, third, fourth, expected = run(make(), straight)
+    third_again, fourth_again, again = run(make(), resumed)
+    exact = 0.0 if name in ("fake", "local", "local-bfloat16") else 1e-5
+    for one, other in ((third, third_again), (fourth, fourth_again)):
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=exact, abs=0)
+        assert other.changed_fraction == pytest.approx(one.changed_fraction, abs=exact)
+    for one, other in zip(expected, again, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=exact)
+
+
+def test_a_snapshot_is_what_was_saved_at_its_time(make: Callable[..., AnyBackend], tmp_path: Path) -> None:
+    async def work(backend: AnyBackend) -> Any:
+        rows = await sampled(backend, 1, 2)
+        await backend.forward_backward(rows, loss=LOSS, loss_denominator=1.0)
+        await backend.optim_step(0.01)
+        then = await backend.log_probs(rows)
+        snapshot = await backend.snapshot()
+        if snapshot is None:
+            await backend.save(tmp_path / "saved")
+        await backend.forward_backward(rows, loss=LOSS, loss_denominator=1.0)
+        await backend.optim_step(0.05)
+        if snapshot is not None:
+            await asyncio.to_thread(snapshot.write, tmp_path / "saved")
+        later = await backend.log_probs(rows)
+        await backend.load(tmp_path / "saved")
+        await backend.sync_weights()
+        return then, later, await backend.log_probs(rows)
+
+    then, later, again = run(make(), work)
+    assert all(np.array_equal(a, b) for a, b in zip(then, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(then, later, strict=True))
+
+
 def test_close_is_safe_twice_and_before_start(make: Callable[..., AnyBackend]) -> None:
     async def close_twice(backend: AnyBackend) -> None:
         await backend.close()

@@ -7,7 +7,9 @@ sampler reads is one the trainer writes. Master weights, moments and the referen
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,14 +20,15 @@ import torch
 
 from rlctl.backends.base import Backend
 from rlctl.backends.local.settings import LocalSettings
+from rlctl.backends.local.snapshot import TRAINER, LocalSnapshot, take
 from rlctl.engine import lora, sampler, update
 from rlctl.engine.checkpointing import checkpoint_layers
 from rlctl.engine.compiling import compile_layers
-from rlctl.engine.limits import compute_dtype, max_memory_bytes, must_fit_context, must_know_ids, name_dtype
+from rlctl.engine.limits import compute_dtype, max_memory_bytes, must_fit_context, must_know_ids
 from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
-from rlctl.errors import BackendError, BackendUnavailable, CheckpointError
+from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, NonFiniteWeights
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -50,11 +53,14 @@ class LocalBackend(Backend[LocalSettings]):
 
     def __init__(self, settings: LocalSettings, job: JobSpec) -> None:
         super().__init__(settings, job)
+        self._abandoned = threading.Event()
         self.compute = update.Compute(
             temperature=job.temperature,
             max_tokens=job.max_tokens_per_device,
             tile_tokens=settings.logits_tile_tokens if settings.tiled_logits_compute else None,
+            abandoned=self._abandoned.is_set,
         )
+        self._loss_is_finite = True
         self._policy: Policy | None = None
         self._optimizer: MasterOptimizer | None = None
         self._reference: Policy | None = None
@@ -67,12 +73,25 @@ class LocalBackend(Backend[LocalSettings]):
         if self._closed:
             raise BackendError(NOT_STARTED)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._afresh, work)
         except torch.OutOfMemoryError as error:
             raise BackendError(
                 f"the device is out of memory: {str(error).split('.')[0]}.",
                 hint="lower trainer.max_tokens_per_device, local.kv_cache_gb or trainer.mini_batch_size.",
             ) from error
+
+    def _afresh(self, work: Callable[[], T]) -> T:
+        """Do the work, after what an abandoned one has left behind is gone."""
+        if self._abandoned.is_set():
+            self._abandoned.clear()
+            if self._optimizer is not None:
+                self._optimizer.discard()
+            self._loss_is_finite = True
+        return work()
+
+    def abandon(self) -> bool:
+        self._abandoned.set()
+        return True
 
     @property
     def policy(self) -> Policy:
@@ -132,7 +151,9 @@ class LocalBackend(Backend[LocalSettings]):
                 n=n,
                 sampling=sampling,
                 end_token_ids=self.job.end_token_ids,
-                limits=sampler.Limits(self.settings.kv_cache_gb * 2**30, self.settings.max_num_seqs),
+                limits=sampler.Limits(
+                    self.settings.kv_cache_gb * 2**30, self.settings.max_num_seqs, self._abandoned.is_set
+                ),
             )
             return completions
 
@@ -154,14 +175,21 @@ class LocalBackend(Backend[LocalSettings]):
             return update.log_probs(self.policy, rows, compute=self.compute)
 
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
-        return await self._run(
-            lambda: update.forward_backward(
+        def work() -> LossStats:
+            stats = update.forward_backward(
                 self.policy, rows, loss=loss, loss_denominator=loss_denominator, compute=self.compute
             )
-        )
+            self._loss_is_finite = self._loss_is_finite and math.isfinite(stats.loss)
+            return stats
+
+        return await self._run(work)
 
     async def optim_step(self, lr: float) -> OptimStats:
-        stats = await self._run(lambda: self.optimizer.step(lr))
+        def work() -> OptimStats:
+            finite, self._loss_is_finite = self._loss_is_finite, True
+            return self.optimizer.step(lr, loss_is_finite=finite)
+
+        stats = await self._run(work)
         return replace(stats, max_memory_bytes=max_memory_bytes(self.policy.device))
 
     async def sync_weights(self) -> SyncReport:
@@ -172,37 +200,30 @@ class LocalBackend(Backend[LocalSettings]):
             raise BackendError(f"{len(stale)} weights of the sampler are not the trainer's: {', '.join(stale[:5])}.")
         return SyncReport(len(expected), len(written), self.optimizer.version)
 
-    async def save(self, path: Path) -> None:
-        await self._run(lambda: self._save(path))
+    async def snapshot(self) -> LocalSnapshot:
+        return await self._run(self._snapshot)
 
-    def _save(self, path: Path) -> None:
+    def _snapshot(self) -> LocalSnapshot:
         if not self.optimizer.all_finite():
-            raise CheckpointError(
-                f"a weight is not finite, so {path} was not written.", hint="earlier checkpoints are untouched."
+            raise NonFiniteWeights(
+                "a weight is not finite, so no checkpoint was written.", hint="earlier checkpoints are untouched."
             )
-        causal_lm = self.policy.causal_lm
+        with_lora = self.job.lora is not None
+        return take(self.policy.causal_lm, self.optimizer, dtype=self.policy.dtype, with_lora=with_lora)
+
+    async def save(self, path: Path) -> None:
+        snapshot = await self.snapshot()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            if self.job.lora is None:
-                causal_lm.save_pretrained(path)  # type: ignore[operator]
-            else:
-                causal_lm.save_pretrained(path, state_dict=lora.merged_state(causal_lm))  # type: ignore[operator]
-                lora.save_adapter(causal_lm, path / "adapter")
-            name_dtype(path / "config.json", self.policy.dtype)
-            torch.save(
-                {"masters": self.optimizer.master_state(), **self.optimizer.state(), "rng": torch.get_rng_state()},
-                path / "trainer.pt",
-            )
-        except (OSError, RuntimeError) as error:
-            # torch reports a full disk as RuntimeError.
-            raise CheckpointError(f"{path} cannot be written: {error}.") from error
+            await self._run(lambda: snapshot.write(path))
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror or error}.") from error
 
     async def load(self, path: Path) -> None:
         await self._run(lambda: self._load(path))
 
     def _load(self, path: Path) -> None:
         try:
-            state = torch.load(path / "trainer.pt", map_location=self.policy.device, weights_only=True)
+            state = torch.load(path / TRAINER, map_location=self.policy.device, weights_only=True)
             self.optimizer.restore(state["masters"], state)
             torch.set_rng_state(state["rng"].cpu())
         except (OSError, RuntimeError, KeyError, EOFError, pickle.UnpicklingError) as error:

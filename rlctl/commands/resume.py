@@ -1,0 +1,66 @@
+"""rlctl resume: go on with a run by its folder or name, with the settings it had and any that are given here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlctl.commands import options
+from rlctl.commands.train import start
+
+if TYPE_CHECKING:  # loaded only by a command that runs
+    from rlctl.layers import Layer
+
+
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name in ./runs.")],
+    config: options.Config = None,
+    backend: options.BackendName = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the whole run (trainer.steps).")] = None,
+    assignments: options.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that can be; train nothing.")] = False,
+) -> None:
+    """Go on with a run after its last good checkpoint; settings given here replace its own."""
+    folder = _folder(run)
+    loaded = options.load_settings(
+        preset=None,
+        config=config,
+        assignments=assignments,
+        base=_settings_of(folder),
+        options={
+            "backend": ("--backend", backend),
+            "trainer.steps": ("--steps", steps),
+            "run.dir": ("the run's folder", str(folder.parent)),
+            "run.name": ("the run's folder", folder.name),
+            "run.resume": ("rlctl resume", "must"),
+        },
+    )
+    start(loaded, dry_run=dry_run)
+
+
+def _folder(run: str) -> Path:
+    from rlctl.checkpoints.state import CONFIG
+    from rlctl.errors import ConfigError
+
+    for folder in (Path(run).expanduser().absolute(), Path("runs", run).absolute()):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise ConfigError(f"{run} is not a run: no {CONFIG} in {run} or in runs/{run}.", hint="name the folder of a run.")
+
+
+def _settings_of(folder: Path) -> Layer:
+    """The run's settings as a layer; what is secret was never written, and comes from the environment again."""
+    from rlctl.checkpoints.state import CONFIG, read_config
+    from rlctl.layers import Layer
+    from rlctl.settings_tree import field_type, is_secret
+
+    def known(tree: dict[str, Any], above: tuple[str, ...] = ()) -> dict[str, Any]:
+        return {
+            key: known(value, (*above, key)) if isinstance(value, dict) else value
+            for key, value in tree.items()
+            if not is_secret(field_type((*above, key)))
+        }
+
+    return Layer(str(folder / CONFIG), known(read_config(folder)["settings"]), {})

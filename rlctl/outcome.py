@@ -1,0 +1,55 @@
+"""What a run did, and who shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlctl.report import Metrics
+from rlctl.runfiles import STEP
+from rlctl.stopping import OUT_OF_TIME
+from rlctl.types import BackendInfo, StepReport
+
+if TYPE_CHECKING:  # the settings load pydantic, and only the type is needed here
+    from rlctl.prepare import Prepared
+
+
+class Reporter(Protocol):
+    """Whoever shows a run: a terminal, plain lines, nobody."""
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None: ...
+    def step(self, metrics: Metrics) -> None: ...
+    def evaluation(self, step: int, metrics: Metrics) -> None: ...
+    def note(self, text: str) -> None: ...
+    def abort(self) -> None:
+        """Leave the terminal as it was: the process is about to end."""
+
+
+@dataclass
+class Outcome:
+    """What a run did, the steps before it was resumed included. `interrupted` is the signal that ended it early,
+    `out_of_time` says that a limit did."""
+
+    info: BackendInfo
+    reports: list[StepReport] = field(default_factory=list)
+    metrics: list[Metrics] = field(default_factory=list)
+    evaluations: list[tuple[int, Metrics]] = field(default_factory=list)
+    checkpoint: Path | None = None
+    interrupted: int | None = None
+    out_of_time: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return 128 + self.interrupted
+        return OUT_OF_TIME if self.out_of_time else 0
+
+    def remember(self, records: Sequence[dict[str, Any]]) -> None:
+        """Take in the metrics of the steps that were done before."""
+        self.metrics = [record for record in records if record[STEP] > 0]
+        for record in records:
+            evaluated = {key: value for key, value in record.items() if key.startswith(("val-", "timing_s/testing"))}
+            if evaluated:
+                self.evaluations.append((record[STEP], evaluated))
