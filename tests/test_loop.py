@@ -232,7 +232,7 @@ def test_a_folder_with_a_run_is_not_written_over(tiny_llama: Path, data: Path, t
 
 def test_a_full_disk_ends_the_run_and_leaves_no_half_checkpoint(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
     # Field fault 127: the backend's file cannot be written.
-    ready = prepared(tiny_llama, data, "trainer.save_freq=1")
+    ready = prepared(tiny_llama, data, "trainer.save_freq=1", "trainer.save_in_background=false")
     backend = loop.backend_for(ready)
     plain_save = backend.save
 

@@ -69,22 +69,20 @@ def _typed(**sources: Any) -> list[str]:
 
 def _prove(loaded: Loaded, parent: Path, typed: list[str], *, kills: int, seed: int) -> int:
     from rlctl.display import say, tell
-    from rlctl.prepare import prepare
     from rlctl.proving import lives
     from rlctl.proving.comparing import compare
     from rlctl.proving.kills import Trial, kill_again_and_again
 
     tell(loaded.variant_line())
-    prepare(loaded.settings)  # what is wrong with the settings is told before anything runs
     forked = loaded.settings.backend == "local"
     if forked:
         lives.warm_up()
     steps = loaded.settings.trainer.steps or STEPS
     trial = Trial([*typed, "--set", f"run.dir={parent}"], parent, steps, forked)
-    seconds = trial.straight("straight")
-    say(f"straight: {steps} steps in {seconds:.1f} s")
+    pace = trial.straight("straight")
+    say(f"straight: {steps} steps in {pace.whole_s:.1f} s")
     bound = _bound(trial, parent)
-    runs = kill_again_and_again(trial, kills=kills, seed=seed, straight_s=seconds, tell=say)
+    runs = kill_again_and_again(trial, kills=kills, seed=seed, pace=pace, tell=say)
     moments = [moment for run in runs for moment in run.moments]
     where = ", ".join(f"{moments.count(moment)} {moment}" for moment in dict.fromkeys(sorted(moments)))
     say(f"killed: {len(moments)} times ({where}), {sum(run.seconds for run in runs):.1f} s")

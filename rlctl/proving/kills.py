@@ -6,7 +6,7 @@ moment within each is drawn from the seed.
 
 from __future__ import annotations
 
-import itertools
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +16,32 @@ from pathlib import Path
 from rlctl.errors import BackendError
 from rlctl.proving import lives
 from rlctl.proving.lives import Life
+from rlctl.runfiles import STEP
 
 MOMENTS = ("starting", "in a step", "saving")
 LONGEST_S = 3600.0
 """After so long without an end, a life hangs."""
+
+
+SAVING_S = 0.05
+"""How long the write of a small checkpoint takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a run took without a kill: in all, until its first step and after its last, and for one step."""
+
+    whole_s: float
+    start_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """When to kill: at one of MOMENTS, once the steps before `step` are done."""
+
+    moment: str
+    step: int
 
 
 @dataclass
@@ -47,11 +69,14 @@ class Trial:
     def log(self, name: str) -> Path:
         return self.parent / f"{name}.log"
 
-    def straight(self, name: str) -> float:
-        """Run without a kill; the seconds it took. Raises BackendError when it fails."""
+    def straight(self, name: str) -> Pace:
+        """Run without a kill, and say how long things took. Raises BackendError when it fails."""
         start = time.monotonic()
         self.to_the_end(self.begin(name), name)
-        return time.monotonic() - start
+        whole_s = time.monotonic() - start
+        records = map(json.loads, (self.parent / name / "metrics.jsonl").read_text().splitlines())
+        steps = [record["timing_s/step"] for record in records if record[STEP] > 0]
+        return Pace(whole_s, max(0.2, whole_s - sum(steps)), sum(steps) / max(1, len(steps)))
 
     def to_the_end(self, life: Life, name: str) -> None:
         lives.until(life, seconds=LONGEST_S)
@@ -63,33 +88,31 @@ class Trial:
 
 
 def kill_again_and_again(
-    trial: Trial, *, kills: int, seed: int, straight_s: float, tell: Callable[[str], None]
+    trial: Trial, *, kills: int, seed: int, pace: Pace, tell: Callable[[str], None]
 ) -> list[Killed]:
     """Runs that were killed `kills` times in all and came to their end; a further one where one ended too soon."""
     rng, made = random.Random(seed), 0
     runs: list[Killed] = []
-    for number in itertools.count():
-        if made >= kills:
-            return runs
-        run = _killed_run(trial, f"killed{number}", kills - made, rng, straight_s=straight_s, tell=tell)
+    while made < kills:
+        run = _killed_run(trial, f"killed{len(runs)}", kills - made, rng, pace=pace, tell=tell)
         made += len(run.moments)
         runs.append(run)
-    raise AssertionError("count() has no end")
+    return runs
 
 
 def _killed_run(
-    trial: Trial, name: str, kills: int, rng: random.Random, *, straight_s: float, tell: Callable[[str], None]
+    trial: Trial, name: str, kills: int, rng: random.Random, *, pace: Pace, tell: Callable[[str], None]
 ) -> Killed:
     start, run = time.monotonic(), Killed(trial.parent / name)
     for number in range(kills):
-        # Spread over the steps, so that each life gets a little further, and none to the end.
-        step = 1 + number * trial.steps // kills
-        moment = MOMENTS[number % len(MOMENTS)]
         life = trial.begin(name)
-        if not _killed_in(life, trial, run.folder, moment, step, rng, straight_s):
+        # Spread over the steps, so that each life gets a little further, and none to the end.
+        aim = Aim(MOMENTS[number % len(MOMENTS)], 1 + number * trial.steps // kills)
+        moment = _killed_at(life, trial, run.folder, aim, rng, pace)
+        if moment is None:
             break
-        run.moments.append(_where(run.folder, moment))
-        tell(f"kill {len(run.moments)}: {run.moments[-1]}, {_num_lines(run.folder)} lines of metrics written")
+        run.moments.append(moment)
+        tell(f"kill {len(run.moments)}: {moment}, with {_num_lines(run.folder)} lines of metrics written")
     else:
         life = trial.begin(name)
     trial.to_the_end(life, name)
@@ -97,23 +120,23 @@ def _killed_run(
     return run
 
 
-def _killed_in(
-    life: Life, trial: Trial, folder: Path, moment: str, step: int, rng: random.Random, straight_s: float
-) -> bool:
-    """Wait for the moment and kill; false when the life ended first."""
+def _killed_at(life: Life, trial: Trial, folder: Path, aim: Aim, rng: random.Random, pace: Pace) -> str | None:
+    """Wait for the moment aimed at and kill; what the run was doing, None when it ended before."""
     begun = _num_begun(trial.log(folder.name))
-    if moment != "starting":
+    if aim.moment != "starting":
         reached = _until(life, lambda: _num_begun(trial.log(folder.name)) > begun)
-        reached = reached and _until(life, lambda: _num_lines(folder) >= step)
-        if moment == "saving":
+        reached = reached and _until(life, lambda: _num_lines(folder) >= aim.step)
+        if aim.moment == "saving":
             reached = reached and _until(life, lambda: _is_saving(folder))
         if not reached:
-            return False
-    longest = {"starting": 0.3 * straight_s, "in a step": 1.5 * straight_s / trial.steps, "saving": 0.03}[moment]
+            return None
+    longest = {"starting": pace.start_s, "in a step": pace.step_s, "saving": SAVING_S}[aim.moment]
     if not lives.until(life, seconds=rng.uniform(0, longest)):
-        return False
+        return None
     life.kill()
-    return True
+    if _is_saving(folder):
+        return "saving"
+    return "in a step" if _num_begun(trial.log(folder.name)) > begun else "starting"
 
 
 def _until(life: Life, condition: Callable[[], bool]) -> bool:
@@ -126,11 +149,6 @@ def _until(life: Life, condition: Callable[[], bool]) -> bool:
 
 def _is_saving(folder: Path) -> bool:
     return any((folder / "checkpoints").glob(".step_*.partial"))
-
-
-def _where(folder: Path, moment: str) -> str:
-    """What a killed run was doing, by what it left: the aim is not always met."""
-    return "saving" if _is_saving(folder) else "in a step" if moment == "saving" else moment
 
 
 def _num_begun(log: Path) -> int:

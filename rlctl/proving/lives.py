@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +68,8 @@ def _become(arguments: Sequence[str], log: Path) -> None:
         cli.main(arguments)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

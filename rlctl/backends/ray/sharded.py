@@ -25,7 +25,7 @@ from rlctl.engine.limits import max_memory_bytes
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import PackedBatch, pack
 from rlctl.engine.update import Compute, TokenLoss, micro_batch_stats
-from rlctl.errors import BackendError
+from rlctl.errors import NonFinite
 from rlctl.types import JobSpec, LogProbs, LossSpec, LossStats, OptimStats, TrainRow
 
 _ONE = np.zeros(1, np.float32)
@@ -161,9 +161,9 @@ class ShardedPolicy:
         return values.cpu()
 
     def _must_be_finite(self, lr: float) -> None:
-        """Raises BackendError, on every rank, before a weight that is not a number reaches sampler or checkpoint."""
+        """Raises NonFinite, on every rank, before a weight that is not a number reaches sampler or checkpoint."""
         if not self.all_finite():
-            raise BackendError(
+            raise NonFinite(
                 f"the update at learning rate {lr:g} made a weight infinite or not a number.",
                 hint="lower trainer.lr; checkpoints of earlier steps are untouched.",
             )

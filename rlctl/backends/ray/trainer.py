@@ -29,7 +29,7 @@ from rlctl.engine import lora
 from rlctl.engine.limits import compute_dtype, must_fit_context
 from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.peak import device_peak
-from rlctl.errors import CheckpointError
+from rlctl.errors import CheckpointError, NonFiniteWeights
 from rlctl.perf import ModelShape
 from rlctl.types import BackendInfo, JobSpec, LogProbs, LossSpec, LossStats, OptimStats, TrainRow
 
@@ -183,7 +183,7 @@ class TrainerRank:
     def save(self, path: Path) -> None:
         """Write model and optimizer, whole, so that any number of ranks can load them; rank 0 writes."""
         if not self.sharded.all_finite():
-            raise CheckpointError(
+            raise NonFiniteWeights(
                 f"a weight is not finite, so {path} was not written.", hint="earlier checkpoints are untouched."
             )
         keep = self.rank.rank == 0
