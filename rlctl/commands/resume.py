@@ -37,7 +37,7 @@ def resume(
             "run.resume": ("rlctl resume", "must"),
         },
     )
-    start(loaded, dry_run=dry_run)
+    start(loaded, dry_run=dry_run, first_line=f"settings of {folder}")
 
 
 def _folder(run: str) -> Path:

@@ -50,16 +50,16 @@ def train(
     start(loaded, dry_run=dry_run)
 
 
-def start(loaded: Loaded, *, dry_run: bool = False) -> None:
-    """Train with these settings and exit; `rlctl resume` comes here too."""
+def start(loaded: Loaded, *, dry_run: bool = False, first_line: str | None = None) -> None:
+    """Train with these settings and exit; `rlctl resume` comes here too. `first_line` says where they are from."""
     from rlctl.display import say, tell
     from rlctl.prepare import prepare
     from rlctl.runfiles import run_folder
 
     # Before any reward of the user's is imported: it could change the working folder.
     folder = run_folder(loaded.settings.run.dir, loaded.settings.run.name, preset=_preset_name(loaded))
-    _must_have_a_name(loaded.settings)
-    (say if dry_run else tell)(loaded.variant_line())
+    _must_be_there(loaded.settings, folder)
+    (say if dry_run else tell)(first_line or loaded.variant_line())
     prepared = prepare(loaded.settings)
     if dry_run:
         _print_plan(prepared, [*loaded.notes(), *prepared.notes])
@@ -69,13 +69,13 @@ def start(loaded: Loaded, *, dry_run: bool = False) -> None:
     raise typer.Exit(_train(loaded, prepared, folder))
 
 
-def _must_have_a_name(settings: Settings) -> None:
+def _must_be_there(settings: Settings, folder: Path) -> None:
     from rlctl.errors import ConfigError
 
-    if settings.run.resume == "must" and settings.run.name is None:
+    if settings.run.resume == "must" and not folder.is_dir():
         raise ConfigError(
-            "run.resume = must, and the run has no name by which to find the one to go on with.",
-            hint="give it --name, or use `rlctl resume RUN`.",
+            f"run.resume = must, and there is no run {folder} to go on with.",
+            hint="--name gives the run's name; `rlctl resume RUN` takes its folder.",
         )
 
 
