@@ -86,7 +86,7 @@ def test_a_run_that_was_moved_goes_on_where_it_is(tiny_llama: Path, tmp_path: Pa
 def test_what_is_no_run_is_told(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing is not a run"):
         resume(run="nothing")
-    with pytest.raises(ConfigError, match="there is no run .*runs/run to go on with"):
+    with pytest.raises(ConfigError, match=r"there is no run .*runs/run to go on with"):
         train(preset=None, backend="fake", name="run", assignments=settings(tiny_llama, tmp_path, "run.resume=must"))  # type: ignore[arg-type]
     assert not (tmp_path / "runs").exists()
 

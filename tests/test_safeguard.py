@@ -99,7 +99,10 @@ def test_a_loss_that_is_not_finite_is_not_stepped_on(tiny_llama: Path) -> None:
     row = TrainRow(ids, ids, 1.0, np.full(3, -1.0, np.float32))
 
     async def work() -> Any:
-        backend = LocalBackend(LocalSettings(dtype="float32"), defaults.job(model=str(tiny_llama)))
+        backend = LocalBackend(
+            LocalSettings(dtype="float32"),
+            defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama)),
+        )
         try:
             await backend.start()
             await backend.forward_backward([row], loss=defaults.loss(), loss_denominator=3.0)
@@ -126,7 +129,10 @@ def test_a_replay_finds_the_row(tiny_llama: Path, tmp_path: Path) -> None:
     settings = Settings()
 
     def backend() -> LocalBackend:
-        return LocalBackend(LocalSettings(dtype="float32"), defaults.job(model=str(tiny_llama)))
+        return LocalBackend(
+            LocalSettings(dtype="float32"),
+            defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama)),
+        )
 
     async def make() -> None:
         made = backend()

@@ -92,7 +92,10 @@ async def save(saver: Saver, step: int) -> None:
 
 
 async def main(model: str, folder: Path) -> None:
-    backend = LocalBackend(LocalSettings(dtype="bfloat16"), defaults.job(model=model, end_token_ids=(256,)))
+    backend = LocalBackend(
+        LocalSettings(dtype="bfloat16"),
+        defaults.job(max_prompt_length=16, max_response_length=16, model=model, end_token_ids=(256,)),
+    )
     saver = Saver(
         backend, ChatTokenizer(byte_tokenizer()), folder=folder / "checkpoints", config={}, note=print,
         keeping=Keeping(2, None, None), in_background=True, goes_on=False,

@@ -21,7 +21,9 @@ from tests.tiny import save_tiny_llama
 
 def trained(model: Path, folder: Path, **settings: Any) -> tuple[LocalBackend, Any]:
     """A backend after one update, saved into the folder, and the logits of its compute weights."""
-    backend = LocalBackend(LocalSettings(**settings), defaults.job(model=str(model)))
+    backend = LocalBackend(
+        LocalSettings(**settings), defaults.job(max_prompt_length=16, max_response_length=16, model=str(model))
+    )
 
     async def work() -> Any:
         try:
@@ -66,7 +68,10 @@ def test_moments_and_masters_stay_float32(tiny_llama: Path, tmp_path: Path) -> N
     assert len(moments) == len(state["masters"])
     assert {moment[key].dtype for moment in moments for key in ("exp_avg", "exp_avg_sq")} == {torch.float32}
     assert {float(moment["step"]) for moment in moments} == {1.0}
-    restored = LocalBackend(LocalSettings(dtype="bfloat16"), defaults.job(model=str(tiny_llama)))
+    restored = LocalBackend(
+        LocalSettings(dtype="bfloat16"),
+        defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama)),
+    )
 
     async def load() -> Any:
         try:
@@ -87,7 +92,10 @@ def test_moments_and_masters_stay_float32(tiny_llama: Path, tmp_path: Path) -> N
 def test_another_models_checkpoint_is_refused_by_name_and_shape(tiny_llama: Path, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "wide", intermediate_size=64)
     trained(tmp_path / "wide", tmp_path / "saved", dtype="float32")
-    backend = LocalBackend(LocalSettings(dtype="float32"), defaults.job(model=str(tiny_llama)))
+    backend = LocalBackend(
+        LocalSettings(dtype="float32"),
+        defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama)),
+    )
 
     async def load() -> None:
         try:
@@ -101,7 +109,10 @@ def test_another_models_checkpoint_is_refused_by_name_and_shape(tiny_llama: Path
 
 
 def test_weights_that_are_not_finite_are_not_copied(tiny_llama: Path, tmp_path: Path) -> None:
-    backend = LocalBackend(LocalSettings(dtype="float32"), defaults.job(model=str(tiny_llama)))
+    backend = LocalBackend(
+        LocalSettings(dtype="float32"),
+        defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama)),
+    )
 
     async def save() -> None:
         try:
@@ -133,7 +144,8 @@ def test_a_long_verb_that_nobody_waits_for_ends_soon(tiny_llama: Path) -> None:
 
     async def work() -> tuple[float, float, Any]:
         backend = LocalBackend(
-            LocalSettings(dtype="float32"), defaults.job(model=str(tiny_llama), end_token_ids=(256,))
+            LocalSettings(dtype="float32"),
+            defaults.job(max_prompt_length=16, max_response_length=16, model=str(tiny_llama), end_token_ids=(256,)),
         )
         try:
             await backend.start()
