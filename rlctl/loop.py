@@ -14,6 +14,7 @@ from typing import Any
 from rlctl import grpo, report
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.watched import Watched
+from rlctl.checkpoints.saver import Saver
 from rlctl.checkpoints.state import RunState, capture_generators, restore_generators, seed_generators
 from rlctl.errors import CheckpointError, Interrupted, NonFinite
 from rlctl.evaluation import evaluate
@@ -26,7 +27,7 @@ from rlctl.report import Metrics
 from rlctl.resuming import Resume, fingerprints
 from rlctl.rewards import Scored, score
 from rlctl.rollouts import Sampler
-from rlctl.runfiles import STEP, RunFiles
+from rlctl.runfiles import STEP, RunFiles, spread
 from rlctl.safeguard import Safeguard
 from rlctl.settings import Settings
 from rlctl.stopping import GivenUp, Stopping, leave_soon, limit_from, listening
@@ -72,7 +73,7 @@ async def run(
             try:
                 await watched.close()
             finally:
-                await asyncio.to_thread(prepared.rewards.close)
+                await watch.until("the rewards to close", asyncio.to_thread(prepared.rewards.close))
 
 
 async def _started(backend: Watched, stopping: Stopping) -> Any:
@@ -207,7 +208,7 @@ class _Run:
         self._tell_of_failures(done)
         await self._log(step, metrics)
         if self.files:
-            self.files.write_samples(step, _spread(done, self.settings.run.samples_per_step))
+            self.files.write_samples(step, spread(done.rollouts, self.settings.run.samples_per_step))
         self.done = step
         try:
             self.safeguard.count(done)
@@ -320,9 +321,10 @@ class _Run:
         if self.files is None or self.saver is None or self.boundary is None:
             return
         try:
-            await self.saver.save(self.boundary, metrics=self.metrics, before=self.files.flush)
+            save = self.saver.save(self.boundary, metrics=self.metrics, before=self.files.flush)
+            await self.backend.watch.until("the checkpoint before this one to be written", save)
             if self.stopping.save_now:
-                await self.saver.finish()
+                await self._finish_saving(self.saver)
                 self.stopping.saved()
         except CheckpointError:
             self.reporter.note(f"the run stops at step {self.done}, since it can no longer be saved")
@@ -336,16 +338,12 @@ class _Run:
         self.saver.goes_on = False
         if self.done:
             await self._save()
-        await self.saver.finish()
+        await self._finish_saving(self.saver)
         self.outcome.checkpoint = self.saver.latest
+
+    async def _finish_saving(self, saver: Saver) -> None:
+        await self.backend.watch.until("the checkpoint to be written", saver.finish())
 
     def _write(self, step: int, metrics: Metrics) -> None:
         if self.files:
             self.files.write_metrics({STEP: step, **metrics})
-
-
-def _spread(done: StepReport, count: int) -> list[Any]:
-    """`count` rollouts spread evenly over the step's groups."""
-    rollouts = done.rollouts
-    stride = max(1, len(rollouts) // count) if count else 1
-    return rollouts[::stride][:count]

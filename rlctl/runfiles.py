@@ -19,7 +19,7 @@ from rlctl.errors import CheckpointError, ConfigError
 from rlctl.logs import Log, strict
 from rlctl.types import BackendInfo, Rollout
 
-__all__ = ["RunFiles", "run_folder", "sample_record", "strict"]
+__all__ = ["RunFiles", "run_folder", "sample_record", "spread", "strict"]
 
 STEP = "training/global_step"
 
@@ -100,6 +100,12 @@ def sample_record(rollout: Rollout) -> dict[str, Any]:
         "finish_reason": rollout.completion.finish_reason,
         "tokens": len(rollout.completion.token_ids),
     }
+
+
+def spread(rollouts: Sequence[Rollout], count: int) -> Sequence[Rollout]:
+    """`count` rollouts spread evenly over a step's groups."""
+    stride = max(1, len(rollouts) // count) if count else 1
+    return rollouts[::stride][:count]
 
 
 def run_folder(parent: str, name: str | None, *, preset: str | None) -> Path:

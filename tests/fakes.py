@@ -61,6 +61,7 @@ class FakeSnapshot:
     version: int
 
     def write(self, path: Path) -> Mapping[str, str]:
+        path.mkdir(parents=True, exist_ok=True)
         np.savez(path / "fake.npz", theta=self.theta, version=self.version)
         return {}
 

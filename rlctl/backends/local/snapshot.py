@@ -47,9 +47,9 @@ class LocalSnapshot:
             with durable.hashed(path / TRAINER) as file:
                 torch.save(self.trainer, file)  # type: ignore[arg-type]  # it writes and flushes, no more
             must_be_whole(path)
-        except (RuntimeError, SafetensorError) as error:
-            # What torch and safetensors make of a full disk.
-            raise OSError(str(error).splitlines()[0]) from error
+        except (RuntimeError, SafetensorError, ValueError) as error:
+            # What torch and safetensors make of a full disk, and what a file that was cut short is to a JSON reader.
+            raise OSError((str(error) or type(error).__name__).splitlines()[0]) from error
         return {TRAINER: file.sha256}
 
 
