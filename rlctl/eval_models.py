@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl.checkpoints import shelf
+from rlctl.checkpoints import manifest, shelf
+from rlctl.checkpoints.manifest import MANIFEST
 from rlctl.errors import ConfigError, DataError
 from rlctl.layers import Layer
 from rlctl.presets import find
@@ -41,6 +42,8 @@ def target(text: str) -> Target:
     if (path / "config.resolved.json").is_file():
         return Target(text, str(_last_checkpoint(path)), lent=lent(path))
     run = path.resolve().parent.parent
+    if (path / MANIFEST).is_file():
+        manifest.verify(path)
     if path.parent.name == "checkpoints" and (run / "config.resolved.json").is_file():
         return Target(text, text, lent=lent(run))
     return Target(text, text)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from rlctl import data
 from rlctl.checkpoints import shelf
 from rlctl.checkpoints.shelf import Held
-from rlctl.checkpoints.state import RunState, read_config, read_state, versions
+from rlctl.checkpoints.state import CONFIG, RunState, read_config, read_state, versions
 from rlctl.config import dump
 from rlctl.errors import CheckpointError, ConfigError
 from rlctl.logs import Log
@@ -154,7 +154,7 @@ def find(checkpoints: Path, prepared: Prepared) -> tuple[Resume | None, list[str
 
 
 def _changes(held: Held, state: RunState, prepared: Prepared) -> Iterator[Change]:
-    saved = read_config(held.folder)
+    saved = read_config(held.folder / CONFIG)
     before, after = saved.get("settings", {}), dump(prepared.settings)
     for name in _differing(before, after):
         change = Change(name, _at(before, name), _at(after, name), *_judged(name))

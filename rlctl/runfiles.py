@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rlctl import __version__, durable
-from rlctl.checkpoints.state import CONFIG
 from rlctl.errors import CheckpointError, ConfigError
 from rlctl.logs import Log, strict
 from rlctl.types import BackendInfo, Rollout
 
 __all__ = ["RunFiles", "run_folder", "sample_record", "spread", "strict"]
 
+CONFIG = "config.resolved.json"
 STEP = "training/global_step"
 
 

@@ -94,3 +94,16 @@ def test_what_is_no_run_is_told(tiny_llama: Path, tmp_path: Path) -> None:
 def test_a_replay_of_no_dump_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a dump of a run"):
         replay(dump=tmp_path)
+
+
+def test_a_checkpoint_is_evaluated_only_when_it_is_whole(tiny_llama: Path, tmp_path: Path) -> None:
+    from rlctl.errors import CheckpointError
+    from rlctl.eval_models import target
+
+    assert trained(tiny_llama, tmp_path) == 0
+    checkpoint = tmp_path / "runs/run/checkpoints/step_000002"
+    assert target(str(checkpoint)).model == str(checkpoint)
+    assert target("runs/run").model == "runs/run/checkpoints/step_000003"
+    (checkpoint / "fake.npz").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"fake\.npz has 4 bytes"):
+        target(str(checkpoint))

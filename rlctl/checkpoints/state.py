@@ -22,7 +22,8 @@ from rlctl import __version__
 from rlctl.errors import CheckpointError
 
 STATE = "run_state.json"
-CONFIG = "config.resolved.json"
+CONFIG = "run_config.json"
+"""In a checkpoint: the settings of its run, and versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,15 @@ def read_state(folder: Path) -> RunState:
         raise CheckpointError(f"{folder / STATE} is not the state of a run: {error}.") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The settings and versions in a checkpoint. Raises CheckpointError."""
+def read_config(file: Path) -> dict[str, Any]:
+    """The settings of a run, in its folder or in a checkpoint. Raises CheckpointError."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
-        return dict(config) if isinstance(config["settings"], dict) else {}
+        config = json.loads(file.read_bytes())
+        if not isinstance(config["settings"], dict):
+            raise TypeError("settings is not a table")
+        return dict(config)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{folder / CONFIG} does not hold the settings of a run: {error}.") from error
+        raise CheckpointError(f"{file} does not hold the settings of a run: {error}.") from error
 
 
 def versions() -> dict[str, str]:

@@ -41,8 +41,8 @@ def resume(
 
 
 def _folder(run: str) -> Path:
-    from rlctl.checkpoints.state import CONFIG
     from rlctl.errors import ConfigError
+    from rlctl.runfiles import CONFIG
 
     for folder in (Path(run).expanduser().absolute(), Path("runs", run).absolute()):
         if (folder / CONFIG).is_file():
@@ -52,8 +52,9 @@ def _folder(run: str) -> Path:
 
 def _settings_of(folder: Path) -> Layer:
     """The run's settings as a layer; what is secret was never written, and comes from the environment again."""
-    from rlctl.checkpoints.state import CONFIG, read_config
+    from rlctl.checkpoints.state import read_config
     from rlctl.layers import Layer
+    from rlctl.runfiles import CONFIG
     from rlctl.settings_tree import field_type, is_secret
 
     def known(tree: dict[str, Any], above: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -63,4 +64,4 @@ def _settings_of(folder: Path) -> Layer:
             if not is_secret(field_type((*above, key)))
         }
 
-    return Layer(str(folder / CONFIG), known(read_config(folder)["settings"]), {})
+    return Layer(str(folder / CONFIG), known(read_config(folder / CONFIG)["settings"]), {})
