@@ -44,15 +44,28 @@ def resume_test(
         "trainer.steps": ("--steps", steps),
         "trainer.save_freq": ("rlctl resume-test", 1),
         "trainer.eval_freq": ("rlctl resume-test", max(1, steps // 2)),
+        "run.resume": ("rlctl resume-test", "auto"),
     }
     loaded = options.load_settings(
         preset=preset, variant=variant, config=config, assignments=assignments, options=settings
     )
     with contextlib.ExitStack() as stack:
         parent = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlctl-resume-test-")))
-        parent.mkdir(parents=True, exist_ok=True)
+        _make(parent)
         typed = _typed(preset=preset, variant=variant, config=config, assignments=assignments, settings=settings)
         raise typer.Exit(_prove(loaded, parent.absolute(), typed, kills=kills, seed=seed))
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of the runs. Raises ConfigError when it holds any: they would only be gone on with."""
+    from rlctl.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--keep {folder} cannot be made: {error.strerror}.") from error
+    if any(folder.iterdir()):
+        raise ConfigError(f"--keep {folder} is not empty.", hint="name a new folder.")
 
 
 def _typed(**sources: Any) -> list[str]:
