@@ -59,6 +59,7 @@ def _become(arguments: Sequence[str], log: Path) -> None:
     """Run the command in this forked process and end it, whatever happens: what follows here is its parent's."""
     code = 1
     try:
+        _die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for descriptor in (1, 2):
             os.dup2(output, descriptor)
@@ -76,6 +77,18 @@ def _become(arguments: Sequence[str], log: Path) -> None:
         os._exit(code)
 
 
+def _die_with_parent() -> None:
+    """No life outlasts the test that began it, however that ends; where the system has no word for it, it may."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+
+
 class Spawned:
     """`rlctl ARGUMENTS` in a fresh interpreter, the leader of a group of its own."""
 
@@ -87,6 +100,7 @@ class Spawned:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
 
     def ended(self) -> int | None:
