@@ -122,21 +122,27 @@ def _killed_run(
 
 def _killed_at(life: Life, trial: Trial, folder: Path, aim: Aim, rng: random.Random, pace: Pace) -> str | None:
     """Wait for the moment aimed at and kill; what the run was doing, None when it ended before."""
-    begun = _num_begun(trial.log(folder.name))
+    log = trial.log(folder.name)
+    begun = _num_begun(log)
     if aim.moment != "starting":
-        reached = _until(life, lambda: _num_begun(trial.log(folder.name)) > begun)
+        reached = _until(life, lambda: _num_begun(log) > begun)
         reached = reached and _until(life, lambda: _num_lines(folder) >= aim.step)
         if aim.moment == "saving":
             reached = reached and _until(life, lambda: _is_saving(folder))
         if not reached:
             return None
-    longest = {"starting": pace.start_s, "in a step": pace.step_s, "saving": SAVING_S}[aim.moment]
-    if not lives.until(life, seconds=rng.uniform(0, longest)):
+    # The pace is that of another life: on a busy machine this one may be faster, and must not get away.
+    longest, over = {
+        "starting": (pace.start_s, lambda: _num_begun(log) > begun),
+        "in a step": (pace.step_s, lambda: _num_lines(folder) > aim.step),
+        "saving": (SAVING_S, lambda: not _is_saving(folder)),
+    }[aim.moment]
+    if not lives.until(life, seconds=rng.uniform(0, longest), or_when=over):
         return None
     life.kill()
     if _is_saving(folder):
         return "saving"
-    return "in a step" if _num_begun(trial.log(folder.name)) > begun else "starting"
+    return "in a step" if _num_begun(log) > begun else "starting"
 
 
 def _until(life: Life, condition: Callable[[], bool]) -> bool:

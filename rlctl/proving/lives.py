@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -126,10 +126,10 @@ def begin(arguments: Sequence[str], *, log: Path, forked: bool) -> Life:
     return Forked(arguments, log=log) if forked else Spawned(arguments, log=log)
 
 
-def until(life: Life, *, seconds: float) -> bool:
-    """Wait for so many seconds; false when the life ended before."""
+def until(life: Life, *, seconds: float, or_when: Callable[[], bool] = lambda: False) -> bool:
+    """Wait for so many seconds, or until something is so; false when the life ended before."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and not or_when():
         if life.ended() is not None:
             return False
         time.sleep(POLL_S)
