@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlctl import eval_models, eval_report, eval_run, eval_table
+from rlctl.checkpoints import manifest
 from rlctl.commands.eval import _data_options, _settings
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_models import Target, target
@@ -137,7 +138,9 @@ def test_nothing_graded_is_said_and_not_a_number() -> None:
 
 def a_run(folder: Path, *steps: int) -> Path:
     for step in steps:
-        (folder / f"checkpoints/step_{step:06d}").mkdir(parents=True)
+        checkpoint = folder / f"checkpoints/step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        manifest.seal(checkpoint, step=step, metrics={}, expected={})
     folder.mkdir(exist_ok=True)
     settings = {
         "model": {"path": "x", "tokenizer": None, "chat_template": None},
@@ -178,7 +181,7 @@ def test_data_given_by_hand_replaces_the_runs_own(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no checkpoint"):
+    with pytest.raises(ConfigError, match="has no good checkpoint"):
         target(str(a_run(tmp_path / "run")))
 
 
