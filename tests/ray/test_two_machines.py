@@ -42,7 +42,8 @@ def main(model):
             scored = await backend.log_probs(fresh)
             gap = max(float(abs(a - r.rollout_logprobs).max()) for a, r in zip(scored, fresh, strict=True))
             return dict(
-                machines=backend.fleet.machines, grad_norm=stats.grad_norm, sent=report.names_sent,
+                machines={name: place.machine for name, place in backend.fleet.places.items()},
+                stacks=await backend.stacks(), grad_norm=stats.grad_norm, sent=report.names_sent,
                 expected=report.names_expected, gap=gap,
             )
         finally:
@@ -69,3 +70,5 @@ def test_ranks_on_two_machines_train_a_sampler_on_each(llama: Path) -> None:
     assert found["sent"] == found["expected"] == 20
     assert found["grad_norm"] > 0
     assert found["gap"] < 1e-4
+    assert sorted(found["stacks"]) == ["sampler 0", "sampler 1", "trainer rank 0", "trainer rank 1"]
+    assert all("Thread 0x" in frames or "thread 0x" in frames for frames in found["stacks"].values()), found["stacks"]

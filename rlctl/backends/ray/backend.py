@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -209,11 +209,13 @@ class RayBackend(Backend[RaySettings]):
 
     async def _delivered(self, tensors: sync.Tensors) -> list[sync.Received]:
         head = self.fleet.trainers[HEAD]
-        here = self.fleet.machines[HEAD]
-        away = any(self.fleet.machines[name] != here for name in self.fleet.samplers)
+        here = self.fleet.places[HEAD].machine
+        away = any(self.fleet.places[name].machine != here for name in self.fleet.samplers)
         contents = [head.content.remote(file) for file in tensors.files] if away else []
         asked = {
-            name: answer(name, actor.load.remote(tensors, *(contents if self.fleet.machines[name] != here else [])))
+            name: answer(
+                name, actor.load.remote(tensors, *(contents if self.fleet.places[name].machine != here else []))
+            )
             for name, actor in self.fleet.samplers.items()
         }
         return list((await answers(asked, what="load weights", patience=self.patience)).values())
@@ -267,6 +269,9 @@ class RayBackend(Backend[RaySettings]):
     async def load(self, path: Path) -> None:
         await self._on_trainers(lambda a: a.load.remote(path.resolve()), what="load")
         self._in_sync = False
+
+    async def stacks(self) -> Mapping[str, str]:
+        return await self.fleet.stacks()
 
     async def close(self) -> None:
         await self.fleet.close()

@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlctl.backends.ray.guard import Guard, descendants
 from rlctl.backends.ray.placement import Device, Plan, Seat, shortage
+from rlctl.backends.ray.stacks import Whereabouts, read
 from rlctl.errors import BackendUnavailable
 
 PASSED_ON = ("HF_", "HUGGING_FACE_", "NCCL_", "GLOO_", "VLLM_", "TORCH_", "DS_", "OMP_")
@@ -116,6 +117,11 @@ class Cluster:
             )
             .remote(*args)
         )
+
+    def stacks(self, machine: str, actors: Mapping[str, Whereabouts]) -> Any:
+        """A reference to the stacks of actors on that machine, read by a task there that asks for no resources."""
+        there = NodeAffinitySchedulingStrategy(machine, soft=False)
+        return ray.remote(read).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(actors)
 
     def end(self, actor: Any) -> None:
         """Kill one actor."""

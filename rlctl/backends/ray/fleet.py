@@ -18,6 +18,7 @@ from rlctl.backends.ray.installed import require
 from rlctl.backends.ray.sampler import Replica, Sampler
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.backends.ray.sharded import Rank
+from rlctl.backends.ray.stacks import Whereabouts
 from rlctl.backends.ray.trainer import Started, TrainerRank
 from rlctl.backends.ray.waiting import Patience, answers
 from rlctl.errors import BackendError, ConfigError, RlctlError
@@ -31,6 +32,8 @@ HEAD = "trainer rank 0"
 """The rank that writes weights and checkpoints."""
 CLOSE_S = 20.0
 """Seconds in which actors may end by themselves."""
+STACKS_S = 9.0
+"""Seconds in which actors must have told their stacks: less than the hang watch waits for them."""
 IN_FLIGHT = 10_000
 """Prompts that one sampler takes at a time; its engine queues what it cannot draw at once."""
 
@@ -45,8 +48,8 @@ class Fleet:
         self.patience = Patience(settings.start_timeout_s, settings.stall_notice_s)
         self.trainers: dict[str, Any] = {}
         self.samplers: dict[str, Any] = {}
-        self.machines: dict[str, str] = {}
-        """The machine of each actor, by Ray's name for it."""
+        self.places: dict[str, Whereabouts] = {}
+        """The machine and process of each actor."""
         self.device: placement.Device = "cpu"
         self.way: transfer.Way = "shared_memory"
         """How weights travel."""
@@ -112,7 +115,7 @@ class Fleet:
     async def _load_model(self) -> None:
         """Check what can be checked without the model, then load it everywhere at once."""
         everyone = {**self.trainers, **self.samplers}
-        self.machines = await self._ask(everyone, lambda a: a.machine.remote())
+        self.places = await self._ask(everyone, lambda a: a.whereabouts.remote())
         dtype = (await self._ask(everyone, lambda a: a.check.remote(), what="check settings"))[HEAD]
         address = (await self._ask({HEAD: self.trainers[HEAD]}, lambda a: a.open_store.remote()))[HEAD]
         loading: dict[str, Awaitable[Any]] = {
@@ -134,8 +137,22 @@ class Fleet:
         """Start one sampler anew; it has no weights of any meaning yet."""
         self._place_sampler(0)
         dtype = self.started.info.dtype
-        self.machines |= await self._ask(self.samplers, lambda a: a.machine.remote())
+        self.places |= await self._ask(self.samplers, lambda a: a.whereabouts.remote())
         await self._ask(self.samplers, lambda a: a.start.remote(dtype), what="load the model anew")
+
+    async def stacks(self) -> dict[str, str]:
+        """What the threads of every actor are doing, by its name. Raises BackendError, TimedOut."""
+        there = {name: self.places[name] for name in (*self.trainers, *self.samplers) if name in self.places}
+        machines = sorted({place.machine for place in there.values()})
+        asked = {
+            f"machine {machine[:8]}": answer(
+                f"machine {machine[:8]}",
+                self.cluster.stacks(machine, {n: place for n, place in there.items() if place.machine == machine}),
+            )
+            for machine in machines
+        }
+        told = await answers(asked, what="read the stacks", patience=Patience(STACKS_S, STACKS_S))
+        return {name: frames for of_machine in told.values() for name, frames in of_machine.items()}
 
     async def close(self) -> None:
         """End every actor, give the places back, and leave the cluster. Safe twice and after a failed start."""

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 
 from rlctl.backends.ray import model_config, rollout_engines, sync, transfer
 from rlctl.backends.ray.guard import Guard, descendants
 from rlctl.backends.ray.rollout_engines.base import EngineSpec, RolloutEngine
 from rlctl.backends.ray.settings import RaySettings
+from rlctl.backends.ray.stacks import Whereabouts, whereabouts
 from rlctl.types import Completion, JobSpec, LogProbs, Prompt, Sampling, TokenIds
 
 
@@ -53,10 +53,9 @@ class Sampler:
         self.place = 0
         """Among the samplers that are there: a dead one leaves no gap."""
 
-    async def machine(self) -> str:
-        """Ray's name of the machine this actor runs on."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+    async def whereabouts(self) -> Whereabouts:
+        """The machine and process of this actor, which from now on tells its stacks."""
+        return whereabouts()
 
     async def check(self) -> None:
         """Raises ConfigError when a setting cannot be used here, before anything is loaded."""

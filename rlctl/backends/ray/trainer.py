@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import ray.util
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from rlctl.backends.ray.extensions import building
 from rlctl.backends.ray.guard import Guard
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.backends.ray.sharded import Rank, ShardedPolicy
+from rlctl.backends.ray.stacks import Whereabouts, whereabouts
 from rlctl.engine import lora
 from rlctl.engine.limits import compute_dtype, must_fit_context
 from rlctl.engine.model import Policy, load_policy, wrap
@@ -51,10 +51,9 @@ class TrainerRank:
         self.guard = Guard(self.folder)
         self.sender: transfer.Sender | None = None
 
-    def machine(self) -> str:
-        """Ray's name of the machine this actor runs on."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+    def whereabouts(self) -> Whereabouts:
+        """The machine and process of this actor, which from now on tells its stacks."""
+        return whereabouts()
 
     def visible_devices(self) -> str:
         """The GPUs that Ray has given to this rank, as CUDA_VISIBLE_DEVICES names them."""
