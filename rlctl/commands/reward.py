@@ -107,11 +107,12 @@ def _settings_of(run: str, assignments: list[str] | None) -> Layer | None:
     """What a run's completions were asked and are worth, by its own settings; None where only samples are left."""
     from rlctl.eval_models import lent
     from rlctl.recorded import samples_file
+    from rlctl.runfiles import CONFIG
 
     # Only where runs are: the other assignments may make no sense over the defaults.
     own = [each for each in assignments or () if each.partition("=")[0].strip() == "run.dir"]
     folder = samples_file(run, run_dir=options.load_settings(preset=None, assignments=own).settings.run.dir).parent
-    return lent(folder) if (folder / "config.resolved.json").is_file() else None
+    return lent(folder) if (folder / CONFIG).is_file() else None
 
 
 def _reports(settings: Settings, *, limit: int, run: str | None) -> list[RewardReport]:

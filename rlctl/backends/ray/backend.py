@@ -9,12 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rlctl.backends.base import Backend
+from rlctl.backends.base import Backend, Snapshot
 from rlctl.backends.ray import rollouts, sync
 from rlctl.backends.ray.actors import answer, ask
 from rlctl.backends.ray.balance import balance
@@ -257,9 +258,23 @@ class RayBackend(Backend[RaySettings]):
             await ask(self.fleet.samplers, lambda a: a.sleep.remote(), what="sleep", patience=self.patience)
             self._awake = False
 
+    async def snapshot(self) -> Snapshot:
+        """A copy in rank 0's memory. It is written between that rank's calls, while samplers draw."""
+        await self._copy()
+        loop = asyncio.get_running_loop()
+        return _Copy(lambda path: asyncio.run_coroutine_threadsafe(self._write(path), loop).result())
+
     async def save(self, path: Path) -> None:
+        await self._copy()
+        await self._write(path)
+
+    async def _copy(self) -> None:
+        await self._on_trainers(lambda a: a.copy.remote(), what="copy model and optimizer")
+
+    async def _write(self, path: Path) -> None:
         await asyncio.to_thread(path.mkdir, parents=True, exist_ok=True)
-        await self._on_trainers(lambda a: a.save.remote(path.resolve()), what="save")
+        rank_0 = {HEAD: self.fleet.trainers[HEAD]}
+        await ask(rank_0, lambda a: a.write.remote(path.resolve()), what="write the checkpoint", patience=self.patience)
         if not (path / "trainer.pt").is_file():
             raise CheckpointError(
                 f"trainer rank 0 wrote {path} on its own machine, and it is not seen here.",
@@ -275,3 +290,14 @@ class RayBackend(Backend[RaySettings]):
 
     async def close(self) -> None:
         await self.fleet.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy that rank 0 holds, written from whatever thread."""
+
+    on_rank_0: Callable[[Path], None]
+
+    def write(self, path: Path) -> Mapping[str, str]:
+        self.on_rank_0(path)
+        return {}

@@ -6,6 +6,7 @@ torch's random state; so a run may go on with another number of ranks, another Z
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,40 @@ def trainer_state(
     return {"masters": masters, "adamw": adamw, "version": version, "rng": torch.get_rng_state()}
 
 
-def write(path: Path, causal_lm: Any, *, weights: dict[str, Tensor], state: dict[str, Any], job: JobSpec) -> None:
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint holds, in memory of its own: the weights of a plain model, LoRA's factors, `trainer.pt`."""
+
+    weights: dict[str, Tensor]
+    adapter: dict[str, Tensor] | None
+    trainer: dict[str, Any]
+
+
+def content(causal_lm: Any, *, weights: dict[str, Tensor], trainer: dict[str, Any], job: JobSpec) -> Content:
+    """Copy what further updates change; the tensors of `trainer` are copies already."""
+    if job.lora is None:
+        return Content(_copied(weights), None, trainer)
+    return Content(_copied(lora.merged_state(causal_lm)), _copied(lora.adapter_state(causal_lm)), trainer)
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU; tied weights stay tied."""
+    made: dict[int, Tensor] = {}
+    for tensor in state.values():
+        if tensor.data_ptr() not in made:
+            made[tensor.data_ptr()] = tensor.detach().to("cpu", copy=True)
+    return {name: made[tensor.data_ptr()] for name, tensor in state.items()}
+
+
+def write(path: Path, causal_lm: Any, content: Content) -> None:
     """The Hugging Face folder with `trainer.pt` beside it. Raises CheckpointError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if job.lora is None:
-            causal_lm.save_pretrained(path, state_dict=weights)
-        else:
-            causal_lm.save_pretrained(path, state_dict=lora.merged_state(causal_lm))
-            lora.save_adapter(causal_lm, path / "adapter")
-        name_dtype(path / "config.json", next(iter(weights.values())).dtype)
-        torch.save(state, path / "trainer.pt")
+        causal_lm.save_pretrained(path, state_dict=dict(content.weights))
+        if content.adapter is not None:
+            lora.save_adapter(causal_lm, path / "adapter", state=content.adapter)
+        name_dtype(path / "config.json", next(iter(content.weights.values())).dtype)
+        torch.save(content.trainer, path / "trainer.pt")
     except (OSError, RuntimeError) as error:
         # torch reports a full disk as RuntimeError.
         raise CheckpointError(f"{path} cannot be written: {error}.") from error

@@ -50,6 +50,7 @@ class TrainerRank:
         self.folder = sync.folder_of(rank.run_id, who=f"{rank.name} {os.getpid()}")
         self.guard = Guard(self.folder)
         self.sender: transfer.Sender | None = None
+        self.copied: checkpoints.Content | None = None
 
     def whereabouts(self) -> Whereabouts:
         """The machine and process of this actor, which from now on tells its stacks."""
@@ -179,11 +180,11 @@ class TrainerRank:
         for file in self.folder.glob("*.safetensors"):
             file.unlink(missing_ok=True)
 
-    def save(self, path: Path) -> None:
-        """Write model and optimizer, whole, so that any number of ranks can load them; rank 0 writes."""
+    def copy(self) -> None:
+        """Gather model and optimizer, whole, so that any number of ranks can load them; rank 0 keeps the copy."""
         if not self.sharded.all_finite():
             raise NonFiniteWeights(
-                f"a weight is not finite, so {path} was not written.", hint="earlier checkpoints are untouched."
+                "a weight is not finite, so nothing was saved.", hint="earlier checkpoints are untouched."
             )
         keep = self.rank.rank == 0
         weights = zero.collected(zero.full_weights(self.sharded.named), keep=keep)
@@ -192,7 +193,14 @@ class TrainerRank:
         if keep:
             lr = float(self.sharded.engine.optimizer.param_groups[0]["lr"])
             state = checkpoints.trainer_state(masters, moments, job=self.job, version=self.sharded.version, lr=lr)
-            checkpoints.write(path, self.sharded.policy.causal_lm, weights=weights, state=state, job=self.job)
+            causal_lm = self.sharded.policy.causal_lm
+            self.copied = checkpoints.content(causal_lm, weights=weights, trainer=state, job=self.job)
+
+    def write(self, path: Path) -> None:
+        """Write the copy that `copy` made, on rank 0, and let it go. Raises CheckpointError."""
+        assert self.copied is not None, "copy comes first"
+        content, self.copied = self.copied, None
+        checkpoints.write(path, self.sharded.policy.causal_lm, content)
 
     def load(self, path: Path) -> None:
         """Continue from what `save` wrote, here or by the local backend, with any number of ranks."""
