@@ -30,27 +30,29 @@ def data(tmp_path: Path) -> Path:
 
 
 class Disk:
-    """Where snapshots go: slow, or full at some of the saves."""
+    """Where snapshots go: full at some of the saves; the first `patient` of them end when the run has computed on."""
 
-    def __init__(self, *, full_at: tuple[int, ...] = (), seconds: float = 0.0) -> None:
-        self.full_at, self.seconds = full_at, seconds
+    def __init__(self, *, full_at: tuple[int, ...] = (), seconds: float = 0.0, patient: int = 0) -> None:
+        self.full_at, self.seconds, self.patient = full_at, seconds, patient
+        self.computed, self.met = threading.Event(), 0
         self.writes = self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
 
 
 class OnDisk(FakeBackend):
-    """Writes its snapshots to a `Disk`; knows whether it computed while one was being written."""
+    """Writes its snapshots to a `Disk`, which it tells when it computes."""
 
     def __init__(self, ready: Any, disk: Disk) -> None:
         made = loop.backend_for(ready)
         super().__init__(made.settings, made.job)
-        self.disk, self.computed_meanwhile = disk, 0
+        self.disk = disk
 
     async def generate(self, prompts: Any, **how: Any) -> Any:
-        self.computed_meanwhile += self.disk.at_once > 0
+        self.disk.computed.set()
         return await super().generate(prompts, **how)
 
     async def snapshot(self) -> Any:
+        self.disk.computed.clear()
         return _ToDisk(self.theta.copy(), self.version, self.disk)
 
 
@@ -68,6 +70,7 @@ class _ToDisk(FakeSnapshot):
             number = disk.writes
         try:
             time.sleep(disk.seconds)
+            disk.met += number <= disk.patient and disk.computed.wait(timeout=60)
             (path / "begun").write_bytes(b"x" * 1000)
             if number in disk.full_at:
                 raise OSError(28, "No space left on device")
@@ -81,10 +84,11 @@ def test_a_checkpoint_is_written_while_the_next_step_runs_and_one_at_a_time(
     tiny_llama: Path, data: Path, tmp_path: Path
 ) -> None:
     ready = prepared(tiny_llama, data, "trainer.eval_freq=0")
-    backend = OnDisk(ready, Disk(seconds=0.2))
+    # The last of the six has nothing to wait for.
+    backend = OnDisk(ready, Disk(patient=5))
     run(ready, tmp_path / "run", backend=backend)
     assert backend.disk.most_at_once == 1
-    assert backend.computed_meanwhile >= 4
+    assert backend.disk.met == 5
     assert saved(tmp_path / "run") == [f"step_{step:06d}" for step in range(1, 7)]
 
 
