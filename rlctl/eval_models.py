@@ -15,7 +15,8 @@ from rlctl.checkpoints import manifest, shelf
 from rlctl.checkpoints.manifest import MANIFEST
 from rlctl.errors import ConfigError, DataError
 from rlctl.layers import Layer
-from rlctl.presets import find
+from rlctl.presets import did_you_mean, find
+from rlctl.runfiles import CONFIG
 
 LENT = ("data", "reward", "rollout", "eval", "seed", "model")
 """What a run lends to an evaluation of its checkpoints."""
@@ -39,14 +40,27 @@ def target(text: str) -> Target:
         if not samples.is_file():
             raise DataError(f"{text}: no such file.", hint="name a model, a run, or the folder of an evaluation.")
         return Target(text, None, samples=samples)
-    if (path / "config.resolved.json").is_file():
+    if (path / CONFIG).is_file():
         return Target(text, str(_last_checkpoint(path)), lent=lent(path))
     run = path.resolve().parent.parent
     if (path / MANIFEST).is_file():
         manifest.verify(path)
-    if path.parent.name == "checkpoints" and (run / "config.resolved.json").is_file():
+    if path.parent.name == "checkpoints" and (run / CONFIG).is_file():
         return Target(text, text, lent=lent(run))
+    _must_not_be_a_misspelt_run(text, path)
     return Target(text, text)
+
+
+def _must_not_be_a_misspelt_run(text: str, path: Path) -> None:
+    """Raises ConfigError for what is not there but would stand among runs: a model of the hub it can hardly be."""
+    if path.exists() or len(path.parts) < 2 or not path.parent.is_dir():
+        return
+    runs = sorted(file.parent.name for file in path.parent.glob(f"*/{CONFIG}"))
+    if runs:
+        raise ConfigError(
+            f"{text}: there is no such run in {path.parent}.{did_you_mean(path.name, runs)}",
+            hint=f"runs there: {', '.join(runs[-5:])}.",
+        )
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -61,7 +75,7 @@ def _last_checkpoint(run: Path) -> Path:
 
 def lent(run: Path) -> Layer:
     """The settings of a run that decide what its completions were asked and are worth. Raises ConfigError."""
-    file = run / "config.resolved.json"
+    file = run / CONFIG
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
         taken = {key: settings[key] for key in LENT if key in settings}

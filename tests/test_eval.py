@@ -180,6 +180,18 @@ def test_data_given_by_hand_replaces_the_runs_own(tmp_path: Path) -> None:
         assert settings.data.eval_size == 2**31 - 1
 
 
+def test_a_misspelt_run_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.resolved.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no such run in .*Did you mean mine\?"):
+        target(str(tmp_path / "mime"))
+    assert target("Qwen/Qwen3-0.6B") == Target("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
+
+
+def test_a_comparison_with_one_name_is_told_so() -> None:
+    refused_on_stderr(rlctl("eval", "--compare", "one", "--limit"), 2, "--compare wants two names")
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no good checkpoint"):
         target(str(a_run(tmp_path / "run")))

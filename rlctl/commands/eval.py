@@ -61,6 +61,10 @@ def evaluate(
     from rlctl.errors import ConfigError
     from rlctl.eval_models import Target, target
 
+    if compare is not None and (option := next((name for name in compare if name.startswith("-")), None)):
+        raise ConfigError(
+            f"--compare wants two names, and {option} is an option.", hint="--compare A B, then the rest."
+        )
     if compare is not None and model is not None:
         raise ConfigError(f"{model} and --compare were both given.", hint="leave out the model, or --compare.")
     names = compare or ((model,) if model is not None else ())

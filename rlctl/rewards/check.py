@@ -144,6 +144,8 @@ def _steady(outcomes: Sequence[Outcome], backwards: Sequence[Outcome]) -> Findin
     name = "one score a text, in order"
     if changed:
         return Finding(name, None, f"{changed} of {len(pairs)} texts got another score in a second call")
+    if not pairs:
+        return Finding(name, None, "no text got a score twice")
     return Finding(name, True, f"{len(pairs)} texts got the same scores forwards and backwards")
 
 

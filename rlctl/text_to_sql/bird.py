@@ -43,10 +43,10 @@ def _file(folder: Path, split: str) -> Path:
     places = [base / name for name in FILES[split] for base in (folder, folder / Path(name).stem)]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
+        hint = "give the folder that holds BIRD's train and dev."
+        if not folder.is_dir():
+            raise DataError(f"data.source = bird:{folder}: there is no such folder.", hint=hint)
         looked = ", ".join(str(place.relative_to(folder)) for place in places)
-        there = ", ".join(sorted(one.name for one in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-        raise DataError(
-            f"data.source = bird:{folder} has none of {looked}; it holds: {there or 'nothing'}.",
-            hint="give the folder that holds BIRD's train and dev.",
-        )
+        there = ", ".join(sorted(one.name for one in folder.iterdir())[:8])
+        raise DataError(f"data.source = bird:{folder} has none of {looked}; it holds: {there or 'nothing'}.", hint=hint)
     return found
