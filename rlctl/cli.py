@@ -17,6 +17,7 @@ from typing import NoReturn
 import typer
 
 from rlctl import __version__
+from rlctl.commands import helptext
 from rlctl.commands.check_backend import check_backend
 from rlctl.commands.config import app as config_app
 from rlctl.commands.data import app as data_app
@@ -42,9 +43,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "terminal_width": helptext.WIDTH},
 )
-app.command()(train)
+app.command(short_help="Train a policy with GRPO.")(train)
 app.command(short_help="Go on with a run that stopped.")(resume)
 app.command(short_help="Run a few steps and judge them.")(smoke)
 app.command("resume-test", short_help="Kill a run, resume it, compare.")(resume_test)
@@ -71,7 +72,13 @@ def _rlctl(
         False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
     ),
 ) -> None:
-    """Post-train language models with GRPO on whatever compute you have."""
+    """Post-train language models with GRPO on whatever compute you have.
+
+    Example: rlctl train --preset gsm8k-grpo
+    """
+
+
+helptext.finish(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -46,6 +46,10 @@ def check_backend(
     Exits with 0 only when a run could start, with 1 when a finding stops it, and with 3 when the backend is not
     installed or differs from the --lock. With --client, only that client decides. --config and --set are the
     settings that --live starts the backend with.
+
+    Reads the backend's classes or source, and the --lock. Writes nothing but the file of --write-lock.
+
+    Example: rlctl check-backend local
     """
     from rlctl.backends import probe, registry
     from rlctl.backends.probe.lock import drift

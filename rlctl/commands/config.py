@@ -27,7 +27,13 @@ def show(
     assignments: options.Set = None,
     format: Annotated[Literal["toml", "json"], typer.Option("--format", "-f", help="How to print.")] = "toml",  # noqa: A002
 ) -> None:
-    """Print every setting with its value and where it came from. Without --preset: the defaults and the environment."""
+    """Print every setting with its value and where it came from. Without --preset: the defaults and the environment.
+
+    Reads the preset, --config and RLCTL_ variables. Writes nothing; what it prints is a file for --config. Secrets stay
+    hidden. Exit code 2 when a setting is unknown or wrong.
+
+    Example: rlctl config show --preset gsm8k-grpo --set trainer.lr=2e-6
+    """
     loaded = options.load_settings(
         preset=preset,
         variant=variant,
@@ -93,7 +99,12 @@ def _toml(value: Any) -> str:
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of all settings, with their meaning; installed backends' tables are included."""
+    """Print the JSON Schema of all settings, with their meaning; installed backends' tables are included.
+
+    Reads the settings classes of rlctl and of every backend. Writes nothing.
+
+    Example: rlctl config schema
+    """
     from rlctl.settings_tree import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

@@ -30,7 +30,10 @@ def lint(
 ) -> None:
     """Find unusable golds, duplicates, train/eval overlap, missing columns, empty questions and given-away answers.
 
+    Reads all problems of a run, of an endless source some. Writes nothing.
     Exit code 0 when there is no error, 1 when there is one (or a warning, with --strict), 2 when nothing can be read.
+
+    Example: rlctl data lint --preset gsm8k-grpo --variant embedded
     """
     loaded = options.load_settings(preset=preset, variant=variant, config=config, assignments=assignments)
     from rlctl.data_report import find, render_findings
@@ -54,7 +57,13 @@ def stats(
     ] = None,
     format: Format = "text",  # noqa: A002
 ) -> None:
-    """Print prompt lengths after the chat template, the share over the limit, sources and distinct questions."""
+    """Print prompt lengths after the chat template, the share over the limit, sources and distinct questions.
+
+    Reads all problems of a run, of an endless source some, and the tokenizer. Writes nothing but the file of --plot.
+    Exit code 1 when more than --max-over of the prompts are over the limit, 2 when nothing can be read.
+
+    Example: rlctl data stats --preset gsm8k-grpo --variant embedded
+    """
     loaded = options.load_settings(preset=preset, variant=variant, config=config, assignments=assignments)
     from pathlib import Path
 

@@ -28,7 +28,10 @@ def replay(
 ) -> None:
     """Compute an update whose loss or gradient was not finite again, with its own weights, row by row.
 
+    Reads the dump: its rows, and the weights that they met. Writes nothing.
     Exit code 0 when it came out as it did in the run, 4 when everything is finite now.
+
+    Example: rlctl debug replay runs/mine/dumps/step_000012 --text
     """
     import asyncio
 

@@ -57,6 +57,11 @@ def evaluate(
     """Sample and grade a model: mean@N, pass@k and maj@N with 95 % intervals.
 
     Settings are those of the model's run, or of a preset without its variants. Ctrl-C ends with what is there.
+
+    Reads the model and the evaluation data. Writes evals/NAME-TIME (or --out): samples.jsonl and evaluation.json.
+    Exit codes: 0 done; 2 model, data or settings cannot be used; 130 stopped early, with a result of what was finished.
+
+    Example: rlctl eval embedded:tiny --data generated:word-problems --limit 64
     """
     from rlctl.errors import ConfigError
     from rlctl.eval_models import Target, target

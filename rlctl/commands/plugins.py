@@ -22,6 +22,10 @@ def plugins(
 
     Importing a plugin runs its registration only; `rlctl check-backend NAME` looks at the backend itself.
     A plugin that fails is a line here and hurts no other backend, so the exit code is 0.
+
+    Reads the entry points of installed packages and RLCTL_PLUGINS. Writes nothing.
+
+    Example: rlctl plugins
     """
     from rlctl.backends import registry
 

@@ -11,7 +11,12 @@ app = typer.Typer(help="List presets, or show one.", rich_markup_mode=None, invo
 
 @app.callback()
 def presets(context: typer.Context) -> None:
-    """List presets, or show one."""
+    """List presets, or show one.
+
+    Reads the presets that ship with rlctl. Writes nothing.
+
+    Example: rlctl presets
+    """
     if context.invoked_subcommand is None:
         _list()
 
@@ -27,9 +32,14 @@ def _list() -> None:
             typer.echo(f"  --variant {variant.name}{only}: {variant.summary}")
 
 
-@app.command()
+@app.command(short_help="Print the file of a preset.")
 def show(name: Annotated[str, typer.Argument(help="Preset by name, or the path of a .toml file.")]) -> None:
-    """Print the preset's file: save it, change it, and give it to --preset."""
+    """Print the preset's file: save it, change it, and give it to --preset.
+
+    Reads that file. Writes nothing. Exit code 2 when there is no such preset.
+
+    Example: rlctl presets show gsm8k-grpo
+    """
     from rlctl.presets import find
 
     typer.echo(find(name).path.read_text(encoding="utf-8"), nl=False)

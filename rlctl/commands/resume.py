@@ -22,7 +22,13 @@ def resume(
     assignments: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that can be; train nothing.")] = False,
 ) -> None:
-    """Go on with a run after its last good checkpoint; settings given here replace its own."""
+    """Go on with a run after its last good checkpoint; settings given here replace its own.
+
+    Reads the run's settings and checkpoints, and what they name. Writes on in the run's folder; lines of its logs that
+    are later than the checkpoint come again. Exit codes are those of `rlctl train`.
+
+    Example: rlctl resume runs/mine --steps 80
+    """
     folder = _folder(run)
     loaded = options.load_settings(
         preset=None,

@@ -32,9 +32,13 @@ def resume_test(
 ) -> None:
     """Run straight, then killed with SIGKILL at random moments and resumed, and compare the two.
 
+    Reads what a run reads. Writes its runs into --keep, or into a temporary folder that is removed.
+
     Every metric but times, every sample and every byte of weights and optimizer must be the same on a cpu. Another
     device is run straight twice: the killed run may be no further from one of these than twice what lies between them.
     Exit code 0 when this holds, 4 when it does not.
+
+    Example: rlctl resume-test --variant embedded --kills 5 --steps 4
     """
     import contextlib
     import tempfile

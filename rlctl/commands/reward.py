@@ -22,7 +22,12 @@ app = typer.Typer(
 
 @app.callback()
 def reward(context: typer.Context) -> None:
-    """List, describe and try rewards."""
+    """List, describe and try rewards.
+
+    Reads and writes nothing; the built-in ones are listed.
+
+    Example: rlctl reward
+    """
     if context.invoked_subcommand is None:
         from rlctl.rewards.base import BUILT_IN
 
@@ -34,7 +39,12 @@ def reward(context: typer.Context) -> None:
 
 @app.command(short_help="Print the rules of a built-in reward, with examples.")
 def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
-    """Print what a reward goes by, and grade telling examples, with the rule that each shows."""
+    """Print what a reward goes by, and grade telling examples, with the rule that each shows.
+
+    Reads and writes nothing. Exit code 2 when there is no such reward.
+
+    Example: rlctl reward describe gsm8k
+    """
     if name == "sql":
         _describe_sql()
         return
@@ -83,7 +93,10 @@ def check(
 ) -> None:
     """Score right, wrong, empty, cut, long and hostile texts; print what they get and how long a call takes.
 
+    Reads the problems of a run and, with --run, its samples. Writes nothing.
     Exit code 0 when all is well, 1 when gold answers do not get full marks, wrong ones do, or a text gets no score.
+
+    Example: rlctl reward check --preset gsm8k-grpo --variant embedded
     """
     base = _settings_of(run, assignments) if run is not None and preset is None and config is None else None
     loaded = options.load_settings(

@@ -30,7 +30,11 @@ def smoke(
 ) -> None:
     """Run a few steps, print MFU, loss and score of each, and say whether training works here.
 
+    Reads the preset, its data and its model. Writes no file: the table and the verdict are printed.
+
     Exit code 0 only when every check of the verdict holds, 4 when one does not.
+
+    Example: rlctl smoke --steps 6 --format markdown
     """
     loaded = _load(steps, preset=preset, variant=variant, config=config, backend=backend, assignments=assignments)
     import asyncio

@@ -1,0 +1,85 @@
+"""What `--help` prints: a docstring, with the example that ends it unwrapped beneath the options.
+
+A docstring is the one source of a command's help: what it does, what it reads and writes, its exit codes and, as its
+last line, "Example: rlctl ...", which works as written (`tests/test_help.py` tries each).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from collections.abc import Sequence
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandInfo, TyperInfo
+
+EXAMPLE = re.compile(r"(?:Example:)?\s*\$?\s*`?(rlctl(?: .*?)?)`?")
+UNWRAPPED = "\b"
+"""What Typer's help takes for "leave the lines of this paragraph as they are"."""
+
+WIDTH = max(30, min(shutil.get_terminal_size().columns, 80) - 2)
+"""Columns of a help text. Left to itself it takes 50 on a narrower terminal, which then breaks the lines again."""
+NARROW = 56
+"""Columns below which the meaning of an option stands under it: beside it, it would be a column of single words."""
+
+
+def finish(app: typer.Typer) -> list[str]:
+    """Put the example of each command at the end of its help, and those of its commands at the end of a group's.
+
+    Returns all of them.
+    """
+    shown: list[str] = []
+    app.info.cls = _Group
+    if app.registered_callback is not None:
+        shown += _move(app.registered_callback)
+    for command in app.registered_commands:
+        command.cls = _Command
+        shown += _move(command)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            below = finish(group.typer_instance)
+            group.epilog = _epilog(below) if below else None
+            shown += [] if group.hidden else below
+    return shown
+
+
+def _move(command: CommandInfo | TyperInfo) -> list[str]:
+    text, example = split((command.callback and command.callback.__doc__) or "")
+    if example is None:
+        return []
+    command.help, command.epilog = text, _epilog([example])
+    return [example]
+
+
+def split(docstring: str) -> tuple[str, str | None]:
+    """The text of a docstring without its example, and the example; None where its last line is no command."""
+    lines = inspect.cleandoc(docstring).splitlines()
+    found = EXAMPLE.fullmatch(lines[-1].strip()) if lines else None
+    if found is None:
+        return "\n".join(lines), None
+    text = "\n".join(lines[:-1]).rstrip()
+    return text.removesuffix("Example:").rstrip(), found[1]
+
+
+def _epilog(examples: list[str]) -> str:
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    return "\n".join([UNWRAPPED, title, *(f"  {example}" for example in examples)])
+
+
+class _Formatter(TyperCommand.context_class.formatter_class):  # type: ignore[name-defined,misc]  # Typer's own, wherever it is
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl(rows, 6 if self.width < NARROW else col_max, col_spacing)
+
+
+class _Context(TyperCommand.context_class):  # type: ignore[valid-type,misc]
+    formatter_class = _Formatter
+
+
+class _Command(TyperCommand):
+    context_class = _Context
+
+
+class _Group(TyperGroup):
+    context_class = _Context
