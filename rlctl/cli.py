@@ -19,6 +19,7 @@ import typer
 from rlctl import __version__
 from rlctl.commands import helptext
 from rlctl.commands.check_backend import check_backend
+from rlctl.commands.completion import completion
 from rlctl.commands.config import app as config_app
 from rlctl.commands.data import app as data_app
 from rlctl.commands.debug import app as debug_app
@@ -36,6 +37,9 @@ SPIN_COUNT = "10000"
 """Rounds an OpenMP thread spins before it sleeps. The default of 300,000 made a smoke run with another process on its
 two cores ten times slower; alone, 10,000 costs it 3 %."""
 
+COMPLETE = "__complete"
+"""What the scripts of `rlctl completion` call. No command of the app: no shell and no help offers it."""
+
 app = typer.Typer(
     name="rlctl",
     help="Post-train language models with GRPO on whatever compute you have.",
@@ -52,6 +56,7 @@ app.command("resume-test", short_help="Kill a run, resume it, compare.")(resume_
 app.command("eval", short_help="Sample and grade a model, or compare two.")(evaluate)
 app.command("check-backend", short_help="Say how a run would call a backend.")(check_backend)
 app.command(short_help="List backends, and plugins that fail.")(plugins)
+app.command(short_help="Print the completion script of a shell.")(completion)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 app.add_typer(debug_app, name="debug")
@@ -84,7 +89,14 @@ helptext.finish(app)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with its code: errors of ours are told in two lines, never with a traceback."""
     _prepare_process()
-    _exit(_run(arguments))
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    _exit(_complete(words[1:]) if words[:1] == [COMPLETE] else _run(words))
+
+
+def _complete(words: list[str]) -> int:
+    from rlctl.completion.answering import answer
+
+    return answer(app, words)
 
 
 def _prepare_process() -> None:
@@ -100,7 +112,7 @@ def _prepare_process() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str]) -> int:
     try:
         app(args=arguments, prog_name="rlctl")
     except RlctlError as error:

@@ -20,6 +20,7 @@ HEAVY = {
 ALLOWED = [  # first match wins: module pattern -> heavy packages it may import at module level
     ("rlctl.cli", {"typer"}),
     ("rlctl.commands*", {"typer"}),
+    ("rlctl.completion*", {"typer"}),
     ("rlctl.settings*", {"pydantic", "pydantic_settings"}),
     ("rlctl.config", {"pydantic"}),
     ("rlctl.settings_tree", {"pydantic"}),

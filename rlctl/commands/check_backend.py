@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rlctl.commands import check_tables, options
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # probe is imported when the command runs: `rlctl --help` must stay light
     from rlctl.backends.probe import Report, Trial
@@ -20,7 +21,9 @@ DRIFT = 3
 
 
 def check_backend(
-    name: Annotated[str, typer.Argument(help="Backend to check; `rlctl plugins` lists them.")],
+    name: Annotated[
+        str, typer.Argument(help="Backend to check; `rlctl plugins` lists them.", autocompletion=names.backends)
+    ],
     client: Annotated[
         str | None,
         typer.Option(metavar="MODULE:CLASS", help="Judge this client alone, in place of the one registered."),

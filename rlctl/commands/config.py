@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.commands import options
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
     from rlctl.config import Loaded
@@ -19,7 +20,10 @@ app = typer.Typer(help="Show settings and where they come from.", rich_markup_mo
 @app.command()
 def show(
     preset: Annotated[
-        str | None, typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.")
+        str | None,
+        typer.Option(
+            "--preset", "-p", help="Preset by name, or the path of a .toml file.", autocompletion=names.presets
+        ),
     ] = None,
     variant: options.Variant = None,
     config: options.Config = None,

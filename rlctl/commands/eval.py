@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.commands import options
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from collections.abc import Mapping
@@ -26,11 +27,18 @@ EVERYTHING = 2**31 - 1
 def evaluate(
     model: Annotated[
         str | None,
-        typer.Argument(help="A run, a checkpoint, or whatever model.path takes; without it, the preset's model."),
+        typer.Argument(
+            help="A run, a checkpoint, or whatever model.path takes; without it, the preset's model.",
+            autocompletion=names.runs,
+        ),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Two models or earlier evaluations: test whether B differs from A."),
+        typer.Option(
+            metavar="A B",
+            help="Two models or earlier evaluations: test whether B differs from A.",
+            autocompletion=names.runs,
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A file, all of whose rows are taken, or a source; else the evaluation data.")
@@ -43,7 +51,12 @@ def evaluate(
     out: Annotated[str | None, typer.Option(help="New folder for the result; else evals/NAME-TIME.")] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", "-p", help=f"Prompts, rewards and data; a run's own, else those of {PRESET}."),
+        typer.Option(
+            "--preset",
+            "-p",
+            help=f"Prompts, rewards and data; a run's own, else those of {PRESET}.",
+            autocompletion=names.presets,
+        ),
     ] = None,
     variant: options.Variant = None,
     config: options.Config = None,

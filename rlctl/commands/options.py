@@ -8,21 +8,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlctl.completion import names
+
 if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
     from rlctl.config import Loaded
     from rlctl.layers import Layer
 
-Preset = Annotated[str, typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.")]
+Preset = Annotated[
+    str,
+    typer.Option("--preset", "-p", help="Preset by name, or the path of a .toml file.", autocompletion=names.presets),
+]
 Variant = Annotated[
-    str | None, typer.Option("--variant", help="Variant of the preset; without it the first that fits this machine.")
+    str | None,
+    typer.Option(
+        "--variant",
+        help="Variant of the preset; without it the first that fits this machine.",
+        autocompletion=names.variants,
+    ),
 ]
 Config = Annotated[str | None, typer.Option("--config", "-c", help="TOML file of settings laid over the preset.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, as trainer.lr=5e-7; may be repeated."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting, as trainer.lr=5e-7; may be repeated.",
+        autocompletion=names.assignments,
+    ),
 ]
 BackendName = Annotated[
-    str | None, typer.Option("--backend", "-b", help="Backend to run on; `rlctl plugins` lists them.")
+    str | None,
+    typer.Option(
+        "--backend", "-b", help="Backend to run on; `rlctl plugins` lists them.", autocompletion=names.backends
+    ),
 ]
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlctl.completion import names
+
 app = typer.Typer(help="List presets, or show one.", rich_markup_mode=None, invoke_without_command=True)
 
 
@@ -33,7 +35,11 @@ def _list() -> None:
 
 
 @app.command(short_help="Print the file of a preset.")
-def show(name: Annotated[str, typer.Argument(help="Preset by name, or the path of a .toml file.")]) -> None:
+def show(
+    name: Annotated[
+        str, typer.Argument(help="Preset by name, or the path of a .toml file.", autocompletion=names.presets)
+    ],
+) -> None:
     """Print the preset's file: save it, change it, and give it to --preset.
 
     Reads that file. Writes nothing. Exit code 2 when there is no such preset.

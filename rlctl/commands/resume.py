@@ -9,13 +9,16 @@ import typer
 
 from rlctl.commands import options
 from rlctl.commands.train import start
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.layers import Layer
 
 
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name in ./runs.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Folder of a run, or its name in ./runs.", autocompletion=names.runs)
+    ],
     config: options.Config = None,
     backend: options.BackendName = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the whole run (trainer.steps).")] = None,

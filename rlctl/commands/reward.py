@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rlctl.commands import options
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.layers import Layer
@@ -38,7 +39,9 @@ def reward(context: typer.Context) -> None:
 
 
 @app.command(short_help="Print the rules of a built-in reward, with examples.")
-def describe(name: Annotated[str, typer.Argument(help="A built-in reward.")] = "gsm8k") -> None:
+def describe(
+    name: Annotated[str, typer.Argument(help="A built-in reward.", autocompletion=names.rewards)] = "gsm8k",
+) -> None:
     """Print what a reward goes by, and grade telling examples, with the rule that each shows.
 
     Reads and writes nothing. Exit code 2 when there is no such reward.
@@ -77,7 +80,10 @@ def _describe_sql() -> None:
 @app.command(short_help="Try the rewards of a run on known texts.")
 def check(
     preset: Annotated[
-        str | None, typer.Option("--preset", "-p", help="Preset, by name or file; a run has its own settings.")
+        str | None,
+        typer.Option(
+            "--preset", "-p", help="Preset, by name or file; a run has its own settings.", autocompletion=names.presets
+        ),
     ] = None,
     variant: options.Variant = None,
     config: options.Config = None,
@@ -85,7 +91,12 @@ def check(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Problems to try the rewards with.")] = 64,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="RUN", help="Score the completions that this run kept, too: its name or folder."),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Score the completions that this run kept, too: its name or folder.",
+            autocompletion=names.runs,
+        ),
     ] = None,
     format: Annotated[  # noqa: A002  # the option's name
         Literal["table", "json"], typer.Option("--format", "-f", help="How to print the result.")
