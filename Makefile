@@ -1,4 +1,5 @@
-# Two targets: `make train` and `make test`. Both create .venv and install into it what they need.
+# `make train`, `make test`, and `make docs` (the documentation, into site/): each creates .venv and installs into it what
+# it needs.
 # PYTHON is the interpreter to start from; PIP_ARGS is handed to pip. On a machine without a GPU the
 # CPU build of torch is installed (constraints/cpu.txt); TORCH=any takes whatever the index has. `make test` also
 # installs vLLM, DeepSpeed and Ray for the tests of the Ray backend (constraints/ray-cpu.txt).
@@ -9,7 +10,7 @@ TORCH ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test
+.PHONY: train test docs
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.installed-run
@@ -20,6 +21,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	sh scripts/test.sh $(BIN)/python
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
 
 $(VENV)/.installed-run: pyproject.toml constraints/cpu.txt scripts/install.sh
 	TORCH=$(TORCH) sh scripts/install.sh "$(PYTHON)" "$(VENV)" . $(PIP_ARGS)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from typing import Any
 
 from typer.main import get_command
 
 from rlctl.cli import app
+from rlctl.commands.helptext import commands
 
 PROGRAM = get_command(app)
-
-
-def walk(command: Any = PROGRAM, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(("config", "show"), command) of every visible command and group, the program itself left out."""
-    for name, below in getattr(command, "commands", {}).items():
-        if not below.hidden:
-            yield (*above, name), below
-            yield from walk(below, (*above, name))
-
-
-COMMANDS = {" ".join(words): command for words, command in walk() if not hasattr(command, "commands")}
-GROUPS = {" ".join(words): command for words, command in walk() if hasattr(command, "commands")}
+COMMANDS = {words: command for words, command in commands(app).items() if not hasattr(command, "commands")}
+GROUPS = {words: command for words, command in commands(app).items() if hasattr(command, "commands")}
 
 
 def examples(command: Any) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.commands.helptext import split
+from rlctl.commands.helptext import help_text, split
 from tests.commands_walk import COMMANDS, GROUPS, PROGRAM, examples, words
 from tests.test_cli import rlctl
 
@@ -72,10 +72,9 @@ def test_a_group_shows_the_examples_of_its_commands(name: str) -> None:
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("name", ["", *COMMANDS, *GROUPS])
 def test_help_keeps_within_the_terminal_but_for_the_examples(name: str, columns: int) -> None:
-    wanted = max(30, min(columns, 80) - 2)
     found = PROGRAM if not name else {**COMMANDS, **GROUPS}[name]
-    context = found.make_context(f"rlctl {name}".strip(), [], resilient_parsing=True, terminal_width=wanted)
-    text = found.get_help(context)
+    wanted = min(columns, 80)
+    text = help_text(found, name, width=columns)
     wide = [line for line in text.splitlines() if len(line) > wanted and line.strip() not in examples(found)]
     assert not wide
 

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import inspect
 import re
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typer.models import CommandInfo, TyperInfo
 
 EXAMPLE = re.compile(r"(?:Example:)?\s*\$?\s*`?(rlctl(?: .*?)?)`?")
 UNWRAPPED = "\b"
 """What Typer's help takes for "leave the lines of this paragraph as they are"."""
 
-WIDTH = max(30, min(shutil.get_terminal_size().columns, 80) - 2)
-"""Columns of a help text. Left to itself it takes 50 on a narrower terminal, which then breaks the lines again."""
 NARROW = 56
 """Columns below which the meaning of an option stands under it: beside it, it would be a column of single words."""
+
+
+def help_width(columns: int) -> int:
+    """Of a help text. Left to itself it takes 50 columns on a narrower terminal, which then breaks the lines again."""
+    return max(30, min(columns, 80) - 2)
 
 
 def finish(app: typer.Typer) -> list[str]:
@@ -43,6 +47,27 @@ def finish(app: typer.Typer) -> list[str]:
             group.epilog = _epilog(below) if below else None
             shown += [] if group.hidden else below
     return shown
+
+
+def commands(app: typer.Typer) -> dict[str, Any]:
+    """Every visible command and group of the program by its words, "config show", as Typer makes them."""
+    return dict(_below(get_command(app), ""))
+
+
+def _below(group: Any, above: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if not command.hidden:
+            yield f"{above}{name}", command
+            if hasattr(command, "commands"):
+                yield from _below(command, f"{above}{name} ")
+
+
+def help_text(command: Any, words: str, *, width: int) -> str:
+    """What `rlctl WORDS --help` prints on a terminal that is `width` columns wide, 80 at most."""
+    context = command.make_context(
+        f"rlctl {words}".strip(), [], resilient_parsing=True, terminal_width=help_width(width)
+    )
+    return str(command.get_help(context))
 
 
 def _move(command: CommandInfo | TyperInfo) -> list[str]:
