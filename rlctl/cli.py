@@ -48,10 +48,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "terminal_width": helptext.help_width(shutil.get_terminal_size().columns),
-    },
+    context_settings=helptext.context_settings(shutil.get_terminal_size().columns),
 )
 app.command(short_help="Train a policy with GRPO.")(train)
 app.command(short_help="Go on with a run that stopped.")(resume)

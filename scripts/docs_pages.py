@@ -113,7 +113,9 @@ def _toml(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text on one line, with what would end the cell escaped; between backticks nothing would."""
+    parts = " ".join(text.split()).split("`")
+    return "`".join(part.replace("|", "\\|") if at % 2 == 0 else part for at, part in enumerate(parts))
 
 
 def preset_page() -> str:

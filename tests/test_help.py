@@ -86,6 +86,12 @@ def test_help_without_a_terminal_is_plain_text_and_follows_columns() -> None:
         assert max(len(line) for line in result.stdout.splitlines() if "rlctl train" not in line) <= most
 
 
+def test_the_text_that_the_documentation_shows_is_the_one_that_is_printed() -> None:
+    for name in ("", "train", "config show", "presets"):
+        found = {"": PROGRAM, **COMMANDS, **GROUPS}[name]
+        assert rlctl(*name.split(), "--help", COLUMNS="80").stdout.rstrip() == help_text(found, name, width=80).rstrip()
+
+
 @pytest.mark.parametrize(
     ("docstring", "text", "example"),
     [

@@ -24,9 +24,12 @@ NARROW = 56
 """Columns below which the meaning of an option stands under it: beside it, it would be a column of single words."""
 
 
-def help_width(columns: int) -> int:
-    """Of a help text. Left to itself it takes 50 columns on a narrower terminal, which then breaks the lines again."""
-    return max(30, min(columns, 80) - 2)
+def context_settings(columns: int) -> dict[str, Any]:
+    """Of the program on a terminal of that width.
+
+    Left to itself a help text takes 50 columns on a narrower one, which then breaks its lines again.
+    """
+    return {"help_option_names": ["-h", "--help"], "terminal_width": max(30, min(columns, 80) - 2)}
 
 
 def finish(app: typer.Typer) -> list[str]:
@@ -64,9 +67,8 @@ def _below(group: Any, above: str) -> Iterator[tuple[str, Any]]:
 
 def help_text(command: Any, words: str, *, width: int) -> str:
     """What `rlctl WORDS --help` prints on a terminal that is `width` columns wide, 80 at most."""
-    context = command.make_context(
-        f"rlctl {words}".strip(), [], resilient_parsing=True, terminal_width=help_width(width)
-    )
+    name = f"rlctl {words}".strip()
+    context = command.make_context(name, [], resilient_parsing=True, **context_settings(width))
     return str(command.get_help(context))
 
 
