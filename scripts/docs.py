@@ -49,7 +49,7 @@ and the width of the columns they stand in. All other numbers, percentages too, 
 FENCE = re.compile(
     r"(?P<told>(?:<!-- (?:console|file): [^\n]* -->\n\n?)*)"
     r"(?P<fence>`{3,})(?P<language>\w+)\n(?P<text>.*?)^(?P=fence)\n"
-    r"(?P<made>(?:\nMade by `scripts/docs\.py --slow` on [^\n]*\n)?)",
+    r"(?P<made>(?:\nMade on [^\n]*\n)?)",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -132,7 +132,7 @@ def refreshed(text: str, *, slow: bool) -> str:
                 session.write(told.file, found["text"])
             if found["language"] != "console" or (told.slow and not slow):
                 return found[0]
-            made = f"\nMade by `scripts/docs.py --slow` on {machine()}.\n" if told.slow else ""
+            made = f"\nMade on {machine()}.\n" if told.slow else ""
             printed = "".join(session.run(found["text"], told))
             if re.search(rf"^{found['fence']}", printed, re.MULTILINE):
                 raise Failed(f"what is printed would end the block; fence it with {found['fence']}` instead")

@@ -38,6 +38,9 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/engine/elementwise.c",
         "rlctl/engine/logits.c",
         "rlctl/backends/arctic/contract.toml",
+        "rlctl/completion/rlctl.bash",
+        "rlctl/completion/rlctl.fish",
+        "rlctl/completion/rlctl.zsh",
     ):
         assert wanted in names
     assert not any(name.startswith(("tests", "presets")) for name in names)

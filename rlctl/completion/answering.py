@@ -65,7 +65,7 @@ def _values(app: typer.Typer, words: Sequence[str]) -> Iterator[tuple[str, str]]
     # `--preset=gs`: the value is completed, and the shell replaces the whole word.
     option = found[0] if (found := re.match(r"--[\w-]+=", last)) else ""
     for item in _items(app, before, last):
-        if item.type == "plain" and not re.search(r"[\t\n\r]", item.value):
+        if item.type == "plain" and not re.search(r"[\t\n\r\ud800-\udfff]", item.value):
             yield f"{option}{item.value}", " ".join((item.help or "").split())
 
 

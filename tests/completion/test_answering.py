@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_runs_are_those_of_run_dir(tmp_path: Path) -> None:
     for where, name in (("runs", "here"), ("elsewhere", "there"), ("third", "tab\tname"), ("third", "other")):
         (tmp_path / where / name).mkdir(parents=True)
         (tmp_path / where / name / "config.resolved.json").touch()
+    (tmp_path / "third" / os.fsdecode(b"not utf-8 \xff")).mkdir()
+    (tmp_path / "third" / os.fsdecode(b"not utf-8 \xff") / "config.resolved.json").touch()
     (tmp_path / "mine.toml").write_text("run.dir = 'third'")
     assert answered("resume", "", cwd=tmp_path) == ["words", "here"]
     assert answered("resume", "", cwd=tmp_path, RLCTL_RUN__DIR="elsewhere") == ["words", "there"]
