@@ -40,10 +40,10 @@ def test_help_says_what_a_command_does_reads_and_writes_and_shows_an_example(nam
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_example_is_of_its_command_and_is_not_wider_than_a_terminal(name: str) -> None:
+def test_an_example_is_of_its_command_and_is_no_wider_than_the_documentation(name: str) -> None:
     for example in examples(COMMANDS[name]):
         assert " ".join(words(example)[: len(name.split())]) == name, f"`{example}` is not about `rlctl {name}`"
-        assert len(example) <= 76, f"`{example}` does not fit 80 columns when it is indented"
+        assert len(example) <= 96, f"`{example}` does not fit the 100 columns of the documentation"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -98,6 +98,7 @@ def test_the_text_that_the_documentation_shows_is_the_one_that_is_printed() -> N
         ("Do it.\n\n    Example: rlctl it --now\n    ", "Do it.", "rlctl it --now"),
         ("Do it.\n\n    Example:\n\n        rlctl it\n    ", "Do it.", "rlctl it"),
         ("Do it.\n\n    Example: `rlctl it`\n", "Do it.", "rlctl it"),
+        ("Do it.\n\n    Needs more. Example: rlctl it\n", "Do it.\n\nNeeds more.", "rlctl it"),
         ("Do it.", "Do it.", None),
         ("Do it as rlctl does.", "Do it as rlctl does.", None),
         ("", "", None),

@@ -29,7 +29,7 @@ def evaluate(
         str | None,
         typer.Argument(
             help="A run, a checkpoint, or whatever model.path takes; without it, the preset's model.",
-            autocompletion=names.runs,
+            autocompletion=names.run_folders,
         ),
     ] = None,
     compare: Annotated[
@@ -37,7 +37,7 @@ def evaluate(
         typer.Option(
             metavar="A B",
             help="Two models or earlier evaluations: test whether B differs from A.",
-            autocompletion=names.runs,
+            autocompletion=names.run_folders,
         ),
     ] = None,
     data: Annotated[

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import CommandInfo, TyperInfo
 
-EXAMPLE = re.compile(r"(?:Example:)?\s*\$?\s*`?(rlctl(?: .*?)?)`?")
+EXAMPLE = re.compile(r"(?:(.*?)\s*\bExample:)?\s*\$?\s*`?(rlctl(?: .*?)?)`?")
 UNWRAPPED = "\b"
 """What Typer's help takes for "leave the lines of this paragraph as they are"."""
 
@@ -86,8 +86,8 @@ def split(docstring: str) -> tuple[str, str | None]:
     found = EXAMPLE.fullmatch(lines[-1].strip()) if lines else None
     if found is None:
         return "\n".join(lines), None
-    text = "\n".join(lines[:-1]).rstrip()
-    return text.removesuffix("Example:").rstrip(), found[1]
+    text = "\n".join([*lines[:-1], found[1] or ""]).rstrip()
+    return text.removesuffix("Example:").rstrip(), found[2]
 
 
 def _epilog(examples: list[str]) -> str:

@@ -54,11 +54,17 @@ def rewards(incomplete: str) -> Iterator[Pair]:
 
 def runs(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     """Names of the runs in run.dir."""
-    from rlctl.runfiles import CONFIG
+    yield from ((folder.name, "") for folder in _run_folders(context))
 
-    for folder in sorted(_run_dir(context).iterdir()):
-        if (folder / CONFIG).is_file():
-            yield folder.name, ""
+
+def run_folders(context: typer.Context, incomplete: str) -> Iterator[Pair]:
+    """Their folders, for what takes any model."""
+    yield from ((str(folder), "") for folder in _run_folders(context))
+
+
+def _run_folders(context: typer.Context) -> list[Path]:
+    # The name of the file is runfiles.CONFIG, which would import the whole of a run for it.
+    return sorted(path.parent for path in _run_dir(context).glob("*/config.resolved.json"))
 
 
 def _run_dir(context: typer.Context) -> Path:

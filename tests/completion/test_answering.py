@@ -11,6 +11,8 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 
+from rlctl import runfiles
+from rlctl.completion import names
 from rlctl.completion.answering import Line
 from tests.commands_walk import COMMANDS, GROUPS
 from tests.test_cli import CLEAN, ROOT, rlctl
@@ -57,6 +59,11 @@ def test_runs_are_those_of_run_dir(tmp_path: Path) -> None:
     assert answered("resume", "", cwd=tmp_path, RLCTL_RUN__DIR="elsewhere") == ["words", "there"]
     assert answered("resume", "--config", "mine.toml", "", cwd=tmp_path) == ["words", "other"]
     assert answered("resume", "--set", "run.dir=elsewhere", "", cwd=tmp_path) == ["words", "there"]
+    assert answered("eval", "runs/h", cwd=tmp_path) == ["words", "runs/here"]
+
+
+def test_a_run_is_known_by_the_file_that_runs_write() -> None:
+    assert f'"*/{runfiles.CONFIG}"' in inspect.getsource(names._run_folders)
 
 
 @pytest.mark.parametrize(
