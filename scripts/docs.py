@@ -37,7 +37,6 @@ NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 MASKS = [
     (r"\d{4}-?\d\d-?\d\d[-T ]\d\d:?\d\d:?\d\d", "TIME"),
     (rf"\b{NUMBER} ?(ns|µs|ms|s|min|h|B|kB|MB|MiB|GB|GiB|TiB|tok/s|[GT]FLOP/s)\b", r"N \1"),
-    (r"\b\d+\.\d+(?:\.\d+)?(?:\.?(?:dev|rc|post|a|b)\d*)*(?:\+\w+)?(?=,| |$)(?<=\.\d.\d)", "VERSION"),
     (r"(?<![\w.])\d+\.\d+\.\d+[\w.+]*", "VERSION"),
     (r"(?<!\w)(?:/[\w.+-]+){2,}", "PATH"),
     (r"https?://127\.0\.0\.1:\d+", "ADDRESS"),

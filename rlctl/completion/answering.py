@@ -20,8 +20,6 @@ import typer
 from typer._completion_classes import BashComplete  # resolves words to parameters, for every shell
 from typer.main import get_command
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def script(shell: str) -> str:
     """The script that makes a shell ask. It is sourced, or put where the shell looks for completions."""
