@@ -216,12 +216,13 @@ def _cut(lines: Sequence[str], keep: tuple[int, int] | None) -> Sequence[str]:
 
 
 def machine() -> str:
-    """What a slow block was made on: processor, its cores, Python and torch."""
+    """What a slow block was made on; a load of more than its cores says that others took their share of the time."""
     import torch
 
     names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else []
     processor = re.sub(r"\s*\(R\)|\s*\(TM\)|\s*@.*", "", names[0]) if names else platform.machine()
-    return f"{os.cpu_count()} cores of {processor}, Python {platform.python_version()}, torch {torch.__version__}"
+    software = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{os.cpu_count()} cores of {processor} with a load of {os.getloadavg()[0]:.0f} at the end, {software}"
 
 
 if __name__ == "__main__":
