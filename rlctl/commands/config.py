@@ -1,4 +1,4 @@
-"""rlctl config: every setting with its value and origin, and the schema of them all."""
+"""rlctl config: every setting with its value and origin, the schema of them all, and configs of other tools."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ import typer
 
 from rlctl.commands import options
 from rlctl.completion import names
+from rlctl.commands.config_import import import_
+from rlctl.toml_text import key_text, value_text
 
 if TYPE_CHECKING:  # pydantic is loaded only by a command that runs
     from rlctl.config import Loaded
 
-app = typer.Typer(help="Show settings and where they come from.", rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(
+    help="Show settings and where they come from; import those of other tools.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.command("import", short_help="Translate a config of TRL, verl or OpenRLHF.")(import_)
 
 
 @app.command()
@@ -76,29 +83,14 @@ def _table(tree: Mapping[str, Any], above: tuple[str, ...], origins: Mapping[str
     tables = {key: value for key, value in tree.items() if isinstance(value, dict) and value}
     if above and values:
         yield ""
-        yield f"[{'.'.join(map(_key, above))}]"
+        yield f"[{'.'.join(map(key_text, above))}]"
     for key, value in values.items():
         origin = origins.get(".".join((*above, key)), "default")
         hidden = "# " if value is None and origin == "default" else ""
-        line = f"{hidden}{_key(key)} = {'null' if hidden else _toml(value)}"
+        line = f"{hidden}{key_text(key)} = {'null' if hidden else value_text(value)}"
         yield f"{line}  # {origin}" if origin != "default" else line
     for key, value in tables.items():
         yield from _table(value, (*above, key), origins)
-
-
-def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else json.dumps(key)
-
-
-def _toml(value: Any) -> str:
-    """A JSON value as TOML: the two agree on strings, numbers, booleans and lists of them."""
-    if value is None:
-        return '"null"'
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @app.command()

@@ -1,0 +1,160 @@
+"""A peer's config as settings of rlctl: which peer, which version, what each setting becomes, and whether it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlctl.peers import detect, mapping, openrlhf, trl, verl
+from rlctl.peers.book import Book
+from rlctl.peers.entries import Entry, Source, shown
+from rlctl.peers.findings import Effect, Finding, Group, Translation
+from rlctl.peers.tables import Peer
+
+RULES: dict[str, Callable[[Book], None]] = {"trl": trl.rules, "verl": verl.rules, "openrlhf": openrlhf.rules}
+
+HARMLESS = (
+    "run.",
+    "local.",
+    "eval.",
+    "trainer.save_",
+    "trainer.keep_",
+    "trainer.eval_",
+    "trainer.max_tokens_per_device",
+)
+"""Settings that change no weight: losing one does not change the result."""
+
+
+def translate(
+    source: Source,
+    *,
+    peer: str | None = None,
+    version: str | None = None,
+    devices: int | None = None,
+    whole: bool = False,
+    rewards: Sequence[str] = (),
+) -> Translation:
+    """The translation of a config; `devices` is what --num-devices says, which the file may say too.
+
+    With `whole`, settings that are rlctl's defaults are kept; `rewards` are rlctl's, in place of the peer's. Raises
+    ConfigError when the config is of another tool.
+    """
+    found = detect.peer_of(source, peer)
+    given = _spelled(source, found)
+    table = detect.version_of(found, list(given), version)
+    book = Book(found, table, given, devices if devices is not None else source.launched_devices(), tuple(rewards))
+    RULES[found.name](book)
+    mapping.apply(book)
+    findings = _checked(_dropped_defaults(book.findings))
+    settings = {name: value for finding in findings for name, value in finding.settings.items()}
+    if not whole:
+        settings = {name: value for name, value in settings.items() if not _is_default(name, value)}
+    return Translation(
+        peer=found.title,
+        version=table.version,
+        path=source.path,
+        form=source.form,
+        settings=settings,
+        comments={name: _comment(f) for f in findings for name in f.settings if name in settings},
+        findings=tuple(sorted(findings, key=lambda finding: list(Group).index(finding.group))),
+        notes=(*source.notes, *_other_versions(book)),
+    )
+
+
+def _other_versions(book: Book) -> list[str]:
+    """What the defaults of other versions would have been: a config seldom says which one it was written for."""
+    notes = []
+    counted = {*book.peer.mapped, *book.peer.ruled} - book.given.keys()
+    for table in book.peer.tables:
+        both = counted & table.defaults.keys() & book.table.defaults.keys()
+        other = [key for key in sorted(both) if table.defaults[key] != book.table.defaults[key]]
+        if table is not book.table and other:
+            said = ", ".join(f"{key} = {shown(table.defaults[key])}" for key in other)
+            notes.append(f"--peer-version {table.version} has other defaults: {said}")
+    return notes
+
+
+def _spelled(source: Source, peer: Peer) -> dict[str, Entry]:
+    """The file's settings by the names that the maps know; of two spellings of one, the later counts."""
+    return {(key := peer.spelled(entry.key)): replace(entry, key=key) for entry in source.entries}
+
+
+def _dropped_defaults(findings: list[Finding]) -> list[Finding]:
+    """Without the peer's defaults that rlctl has too: there is nothing to tell of them."""
+
+    def as_told(finding: Finding) -> Finding | None:
+        same = all(_is_default(name, value) for name, value in finding.settings.items())
+        if finding.group is not Group.DEFAULT or finding.keys or not same:
+            return finding
+        return replace(finding, group=Group.MEANING, settings={}) if finding.different else None
+
+    return [told for finding in findings if (told := as_told(finding))]
+
+
+def _comment(finding: Finding) -> str:
+    if finding.group is Group.DEFAULT:
+        return finding.text if finding.subject.startswith("(") else f"{finding.subject}, the peer's default"
+    value = "" if finding.text else f" = {shown(finding.value, limit=40)}"
+    return finding.subject + value
+
+
+def _is_default(name: str, value: Any) -> bool:
+    from rlctl.settings import Settings
+
+    tree: Any = Settings().model_dump(mode="json")
+    for key in name.split("."):
+        tree = tree[key]
+    if isinstance(tree, float | int) and not isinstance(tree, bool) and isinstance(value, float | int):
+        return float(tree) == float(value)
+    return bool(tree == (list(value) if isinstance(value, tuple) else value))
+
+
+def _checked(findings: list[Finding]) -> list[Finding]:
+    """The findings, those whose settings rlctl refuses as refused: what is left loads."""
+    for _ in range(len(findings) + 1):
+        complaint = _refused(findings)
+        if complaint is None:
+            return findings
+        name, message = complaint
+        findings = [_without(finding, message) if name in finding.settings else finding for finding in findings]
+    return findings
+
+
+def _without(finding: Finding, message: str) -> Finding:
+    text = f"rlctl refuses it: {message}"
+    harmless = all(name.startswith(HARMLESS) for name in finding.settings)
+    effect = Effect.NONE if harmless else Effect.RESULT
+    return replace(finding, group=Group.INVALID, text=text, settings={}, effect=effect)
+
+
+def _refused(findings: list[Finding]) -> tuple[str, str] | None:
+    """One setting that rlctl does not take, with its complaint; None when all are taken together."""
+    from pydantic import ValidationError
+
+    from rlctl.settings import Settings
+
+    settings = {name: value for finding in findings for name, value in finding.settings.items()}
+    try:
+        Settings(**nested(settings))
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        where = ".".join(str(part) for part in detail["loc"] if not isinstance(part, int))
+        inside = [name for name in settings if where == name or where.startswith(f"{name}.")]
+        named = [name for name in settings if name in message]
+        below = [name for name in settings if name.startswith(where)]
+        return (inside or named or below or list(settings))[0], message
+    return None
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as tables within tables."""
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        *above, last = name.split(".")
+        table = tree
+        for key in above:
+            table = table.setdefault(key, {})
+        table[last] = value
+    return tree
