@@ -54,9 +54,6 @@ class Book:
         value = self.number(key)
         return int(value) if value is not None and value == int(value) and value >= 1 else None
 
-    def unresolved(self, *keys: str) -> list[str]:
-        return [key for key in keys if isinstance(self.value(key), Unresolved)]
-
     def exact(self, keys: Iterable[str], text: str, settings: Mapping[str, Any] | None = None) -> None:
         self.put(Group.EXACT, keys, text, settings)
 
@@ -87,14 +84,11 @@ class Book:
         keys = tuple(keys)
         mine = tuple(key for key in keys if key in self.given and key not in self.done)
         self.done.update(keys)
-        if not mine and not absent:
+        if not mine and (not absent or any(key in self.given for key in keys)):
             return
         different = group is Group.MEANING
         if not mine and group in (Group.EXACT, Group.MEANING):
             group = Group.DEFAULT
-        unresolved = self.unresolved(*mine)
-        if unresolved and not settings and group in (Group.EXACT, Group.MEANING):
-            group = Group.UNRESOLVED
         place = self.given[mine[0]].place if mine else ""
         values = [self.value(key) for key in (mine or keys)]
         subject = ", ".join(mine or keys)
@@ -106,7 +100,7 @@ class Book:
         """Something to know beside what became of each setting; accounts for none of them."""
         self.findings.append(Finding(group, subject, text, effect=effect))
 
-    def waits(self, keys: Iterable[str], text: str = "") -> bool:
+    def waits(self, keys: Iterable[str], text: str = "", effect: Effect = Effect.RESULT) -> bool:
         """Whether one of `keys` is unresolved; they are then reported as such, and nothing is made of them."""
         keys = tuple(keys)
         names = [
@@ -119,7 +113,7 @@ class Book:
         if not names:
             return False
         why = f"{', '.join(dict.fromkeys(shown(name) for name in names))} is not in the file"
-        self.put(Group.UNRESOLVED, keys, f"{why}{'; ' + text if text else ''}", effect=Effect.RESULT)
+        self.put(Group.UNRESOLVED, keys, f"{why}{'; ' + text if text else ''}", effect=effect)
         return True
 
 

@@ -11,6 +11,16 @@ from rlctl.peers.findings import Effect, Group
 from rlctl.peers.tables import NO_DEFAULT, Mapped, Without
 
 _LOST = object()
+HARMLESS = (
+    "run.",
+    "local.",
+    "eval.",
+    "trainer.save_",
+    "trainer.keep_",
+    "trainer.eval_",
+    "trainer.max_tokens_per_device",
+)
+"""Settings that change no weight: losing one does not change the result."""
 
 
 def apply(book: Book) -> None:
@@ -32,12 +42,19 @@ def apply(book: Book) -> None:
         book.remark(Group.MEANING, f"({book.peer.title})", text)
 
 
+def removed(book: Book) -> None:
+    """`~a.b` takes a setting out of hydra's config; what the peer then does is not in any table."""
+    gone = [key for key, entry in book.given.items() if entry.spelled.startswith("~")]
+    for key in gone:
+        book.missing([key], "taken out of the peer's config by ~; rlctl keeps its own default")
+
+
 def _counts(book: Book, key: str, mapped: Mapped) -> bool:
     return mapped.default and key in book.table.defaults and book.table.defaults[key] != NO_DEFAULT
 
 
 def _take(book: Book, key: str, mapped: Mapped) -> None:
-    if book.waits([key]):
+    if book.waits([key], effect=Effect.NONE if mapped.setting.startswith(HARMLESS) else Effect.RESULT):
         return
     value = _converted(mapped, book.value(key))
     if value is _LOST:
@@ -102,6 +119,10 @@ def _same(value: Any, other: Any) -> bool:
 
 def _unmapped(book: Book, entry: Entry) -> None:
     peer, key = book.peer, entry.key
+    if key.startswith("$"):
+        text = "arguments that are put in when the script is run; add them to the file"
+        book.put(Group.UNRESOLVED, [key], text, effect=Effect.RESULT)
+        return
     if peer.knows(key):
         text = f"a setting of {peer.title} that this import knows nothing of; see {peer.title}'s documentation"
         book.missing([key], text)

@@ -44,9 +44,9 @@ def estimator(book: Book) -> None:
         book.meaning([ESTIMATOR], text, {"algorithm.norm_adv_by_std": False})
     else:
         more = {
-            "reinforce_baseline": ": it centres by the group, then whitens over the whole batch",
-            "rloo": ": with algorithm.norm_adv_by_std = false rlctl's advantages are RLOO's times (n - 1)/n",
-            "gae": " and has no critic",
+            "reinforce_baseline": "; that one centres by the group, then whitens over the whole batch",
+            "rloo": "; with algorithm.norm_adv_by_std = false rlctl's advantages are RLOO's times (n - 1)/n",
+            "gae": ", without a critic",
         }.get(str(value), "")
         named = "" if book.has(ESTIMATOR) else " (OpenRLHF's default: the command does not set it)"
         book.missing([ESTIMATOR], f"advantages by {shown(value)}{named}; rlctl does GRPO only{more}")

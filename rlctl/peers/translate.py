@@ -14,17 +14,6 @@ from rlctl.peers.tables import Peer
 
 RULES: dict[str, Callable[[Book], None]] = {"trl": trl.rules, "verl": verl.rules, "openrlhf": openrlhf.rules}
 
-HARMLESS = (
-    "run.",
-    "local.",
-    "eval.",
-    "trainer.save_",
-    "trainer.keep_",
-    "trainer.eval_",
-    "trainer.max_tokens_per_device",
-)
-"""Settings that change no weight: losing one does not change the result."""
-
 
 def translate(
     source: Source,
@@ -43,7 +32,9 @@ def translate(
     found = detect.peer_of(source, peer)
     given = _spelled(source, found)
     table = detect.version_of(found, list(given), version)
-    book = Book(found, table, given, devices if devices is not None else source.launched_devices(), tuple(rewards))
+    launched = source.launched_devices() or _launched_by(given)
+    book = Book(found, table, given, devices if devices is not None else launched, tuple(rewards))
+    mapping.removed(book)
     RULES[found.name](book)
     mapping.apply(book)
     findings = _checked(_dropped_defaults(book.findings))
@@ -62,17 +53,28 @@ def translate(
     )
 
 
+def _launched_by(given: Mapping[str, Entry]) -> int | None:
+    """`trl grpo` takes accelerate's options among its own."""
+    count = given["num_processes"].value if "num_processes" in given else None
+    return count if isinstance(count, int) and count > 0 else None
+
+
 def _other_versions(book: Book) -> list[str]:
     """What the defaults of other versions would have been: a config seldom says which one it was written for."""
     notes = []
     counted = {*book.peer.mapped, *book.peer.ruled} - book.given.keys()
     for table in book.peer.tables:
-        both = counted & table.defaults.keys() & book.table.defaults.keys()
-        other = [key for key in sorted(both) if table.defaults[key] != book.table.defaults[key]]
+        both = sorted(counted & table.defaults.keys() & book.table.defaults.keys())
+        other = [key for key in both if not _mean_the_same(table.defaults[key], book.table.defaults[key])]
         if table is not book.table and other:
             said = ", ".join(f"{key} = {shown(table.defaults[key])}" for key in other)
             notes.append(f"--peer-version {table.version} has other defaults: {said}")
     return notes
+
+
+def _mean_the_same(one: Any, other: Any) -> bool:
+    """Whether two defaults differ in spelling only: null is what a version does unasked, and true was a name later."""
+    return one == other or None in (one, other) or [True, "group"] in ([one, other], [other, one])
 
 
 def _spelled(source: Source, peer: Peer) -> dict[str, Entry]:
@@ -123,7 +125,7 @@ def _checked(findings: list[Finding]) -> list[Finding]:
 
 def _without(finding: Finding, message: str) -> Finding:
     text = f"rlctl refuses it: {message}"
-    harmless = all(name.startswith(HARMLESS) for name in finding.settings)
+    harmless = all(name.startswith(mapping.HARMLESS) for name in finding.settings)
     effect = Effect.NONE if harmless else Effect.RESULT
     return replace(finding, group=Group.INVALID, text=text, settings={}, effect=effect)
 

@@ -66,11 +66,11 @@ def geometry(book: Book) -> Pace:
     """Batches, in samples and per device in TRL, as prompts."""
     size = common.group_size(book, ["num_generations"], book.whole("num_generations"))
     iterations = book.whole("num_iterations") or 1
-    if book.waits(SIZES, "batch sizes are left out") or size is None:
-        if size is None:
-            book.put(
-                Group.UNRESOLVED, SIZES, "batches are counted in groups, whose size is not known", effect=Effect.RESULT
-            )
+    if book.waits(SIZES, "batch sizes are left out"):
+        return Pace(None)
+    if size is None:
+        text = "batches are counted in groups, whose size is not known"
+        book.put(Group.UNRESOLVED, SIZES, text, effect=Effect.RESULT)
         return Pace(None)
     each, accumulation = book.whole(SIZES[0]), book.whole(SIZES[1])
     per_generation, generated = book.whole(SIZES[2]), book.whole(SIZES[3])
@@ -162,9 +162,10 @@ def schedule(book: Book) -> None:
 
 def loss(book: Book) -> None:
     if not book.waits(["beta"]):
-        text = "k3 in the loss, which rlctl clamps at 10 nats"
         if book.number("beta"):
-            book.meaning(["beta"], text, {"algorithm.kl_coef": book.value("beta"), "algorithm.kl_estimator": "k3"})
+            book.exact(
+                ["beta"], "k3 in the loss", {"algorithm.kl_coef": book.value("beta"), "algorithm.kl_estimator": "k3"}
+            )
         else:
             book.exact(["beta"], "no KL term", {"algorithm.kl_coef": 0.0})
     if not book.waits(["loss_type"]):

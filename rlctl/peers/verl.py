@@ -41,7 +41,7 @@ def estimator(book: Book) -> None:
     else:
         hint = {
             "rloo": "; with algorithm.norm_adv_by_std = false rlctl's advantages are RLOO's times (n - 1)/n",
-            "gae": " and needs a critic, which rlctl does not have",
+            "gae": ", without a critic",
         }.get(str(value), "")
         named = "" if book.has(key) else f" (verl's default: the file does not set {key})"
         book.missing([key], f"the run estimates advantages by {shown(value)}{named}; rlctl does GRPO only{hint}")
