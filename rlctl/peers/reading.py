@@ -23,7 +23,7 @@ from rlctl.peers.references import EXPRESSION, resolved
 from rlctl.peers.shell import read_script
 from rlctl.peers.yaml_entries import read_yaml
 
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 2**20
 """Far above any config; a weight file or a data set given by mistake is not read to its end."""
 
 Read = Callable[[str, str, Mapping[str, str]], Source]

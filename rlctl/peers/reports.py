@@ -25,7 +25,8 @@ def summary(translation: Translation) -> str:
 
 def table(translation: Translation, *, width: int) -> str:
     """Plain lines, grouped, for a terminal of `width` columns."""
-    lines = [summary(translation), *(f"note: {note}" for note in translation.notes)]
+    lines = _wrapped(summary(translation), width, "")
+    lines += [line for note in translation.notes for line in _wrapped(f"note: {note}", width, "")]
     for group in Group:
         findings = [finding for finding in translation.findings if finding.group is group]
         if findings:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 from rlctl.peers import detect, mapping, openrlhf, trl, verl
 from rlctl.peers.book import Book
-from rlctl.peers.entries import Entry, Source, shown
+from rlctl.peers.entries import Entry, Source, scalar, shown
 from rlctl.peers.findings import Effect, Finding, Group, Translation
 from rlctl.peers.tables import Peer
 
@@ -37,8 +38,9 @@ def translate(
     mapping.removed(book)
     RULES[found.name](book)
     mapping.apply(book)
-    findings = _checked(_dropped_defaults(book.findings))
-    settings = {name: value for finding in findings for name, value in finding.settings.items()}
+    everything = _checked([_typed(finding) for finding in book.findings])
+    findings = _dropped_defaults(everything)
+    settings = {name: value for finding in everything for name, value in finding.settings.items()}
     if not whole:
         settings = {name: value for name, value in settings.items() if not _is_default(name, value)}
     return Translation(
@@ -47,7 +49,7 @@ def translate(
         path=source.path,
         form=source.form,
         settings=settings,
-        comments={name: _comment(f) for f in findings for name in f.settings if name in settings},
+        comments={name: _comment(f) for f in everything for name in f.settings if name in settings},
         findings=tuple(sorted(findings, key=lambda finding: list(Group).index(finding.group))),
         notes=(*source.notes, *_other_versions(book)),
     )
@@ -101,15 +103,47 @@ def _comment(finding: Finding) -> str:
     return finding.subject + value
 
 
-def _is_default(name: str, value: Any) -> bool:
+@cache
+def _defaults() -> dict[str, Any]:
     from rlctl.settings import Settings
 
-    tree: Any = Settings().model_dump(mode="json")
+    return Settings().model_dump(mode="json")
+
+
+def _is_default(name: str, value: Any) -> bool:
+    tree: Any = _defaults()
     for key in name.split("."):
         tree = tree[key]
     if isinstance(tree, float | int) and not isinstance(tree, bool) and isinstance(value, float | int):
         return float(tree) == float(value)
     return bool(tree == (list(value) if isinstance(value, tuple) else value))
+
+
+def _typed(finding: Finding) -> Finding:
+    """Numbers that stand in quotes as numbers; text that parsers read differently, as `010`, is refused."""
+    settings = {name: _number_of(name, value) for name, value in finding.settings.items()}
+    unclear = [name for name, value in settings.items() if isinstance(value, str) and _wants_a_number(name)]
+    if unclear:
+        return _without(
+            finding, f"{unclear[0]} wants a number, and {shown(settings[unclear[0]])!r} is none for certain"
+        )
+    return replace(finding, settings=settings)
+
+
+def _number_of(name: str, value: Any) -> Any:
+    return scalar(value.strip()) if isinstance(value, str) and _wants_a_number(name) else value
+
+
+def _wants_a_number(name: str) -> bool:
+    from rlctl.settings_tree import field_type
+
+    kinds = _kinds(field_type(tuple(name.split("."))))
+    return bool(kinds & {int, float}) and str not in kinds
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    inner = get_args(annotation)
+    return set().union(*(_kinds(part) for part in inner)) if inner else {annotation}
 
 
 def _checked(findings: list[Finding]) -> list[Finding]:
