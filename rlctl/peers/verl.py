@@ -28,6 +28,7 @@ def rules(book: Book) -> None:
     micro_batches(book)
     lora(book)
     filtering(book)
+    over_long(book)
     data(book)
 
 
@@ -212,6 +213,21 @@ def filtering(book: Book) -> None:
     batches = book.whole(most)
     text = "verl counts batches, and goes on without end at 0; rlctl counts samplings after the first"
     book.meaning([most], text, {"algorithm.max_refills": max(batches - 1, 1) if batches else 1000})
+
+
+def over_long(book: Book) -> None:
+    """rlctl always leaves out over-long prompts and counts them; verl does when asked."""
+    switch, how = "data.filter_overlong_prompts", "data.truncation"
+    if book.flag(switch):
+        book.exact([switch], "as rlctl always does")
+        book.unused([how], "over-long prompts are left out")
+        return
+    text = "rlctl leaves out prompts that are too long, and counts them"
+    if book.value(how) in ("error", None):
+        text = f"{text}; verl stops at the first one"
+        book.meaning([switch, how], text)
+    else:
+        book.missing([switch, how], f"{text}; verl cuts them ({shown(book.value(how))})")
 
 
 def data(book: Book) -> None:
