@@ -76,6 +76,12 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and re.fullmatch(r"-+[A-Za-z][\w.-]*(=.*)?", word, re.DOTALL) is not None
 
 
+def override(word: str) -> bool:
+    """Whether a word is `a.b=c`, a setting of hydra's within a table."""
+    match = _HYDRA.fullmatch(word)
+    return match is not None and match["value"] is not None and "." in match["key"]
+
+
 def _overrides(words: Sequence[str], path: str, place: str) -> Iterator[Entry]:
     for word in words:
         bare = word.lstrip("-") if word.startswith("--") else word

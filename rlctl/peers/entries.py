@@ -45,6 +45,8 @@ class Source:
     program: str = ""
     launcher: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    """What is wrong with the file itself, so that the peer does not run what it seems to say."""
 
     def launched_devices(self) -> int | None:
         """Processes that the launcher starts, one a device; None where it does not say."""

@@ -81,7 +81,7 @@ def _reward(book: Book) -> None:
         settings = {"reward.functions": list(book.rewards)}
         book.put(Group.DEFAULT, ["(--reward)"], "named on the command line", settings)
     elif not any(entry.reward and entry.covers(key) for entry in book.peer.without for key in book.given):
-        text = f"{book.peer.reward}; name rlctl's with --reward or in reward.functions (`rlctl reward list`)"
+        text = f"{book.peer.reward}; name rlctl's with --reward or in reward.functions (`rlctl reward describe NAME`)"
         book.remark(Group.MISSING, "(reward)", text, effect=Effect.RESULT)
 
 

@@ -11,16 +11,16 @@ import json
 import stat
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rlctl.errors import ConfigError
-from rlctl.peers.command_line import Launch, launch
+from rlctl.peers.command_line import Launch, launch, override
 from rlctl.peers.entries import MAX_ENTRIES, Entry, Source, flattened
 from rlctl.peers.references import EXPRESSION, resolved
-from rlctl.peers.shell import read_script
+from rlctl.peers.shell import Command, Script, read_script
 from rlctl.peers.yaml_entries import read_yaml
 
 MAX_BYTES = 2**20
@@ -140,27 +140,50 @@ def _argv(text: str, path: str, variables: Mapping[str, str]) -> Source:
 
 
 def _shell(text: str, path: str, variables: Mapping[str, str]) -> Source:
-    script = read_script(text, path, dict(variables))
-    launches = []
+    script = read_script(text, variables)
+    launches: list[tuple[Launch, Command]] = []
     for command in script.commands:
         found = launch(command.words, path, command.line)
         if found is not None and found.entries:
-            launches.append(replace(found, launcher={**command.prefix, **found.launcher}))
+            launches.append((replace(found, launcher={**command.prefix, **found.launcher}), command))
     if not launches:
-        ran = ", ".join(dict.fromkeys(command.words[0][:30] for command in script.commands)) or "no command"
-        raise ConfigError(f"{path}: a shell script that starts no training; it runs {ran[:200]}.")
-    found = _the_one(launches, path)
+        _no_launch(script, path)
+    found, command = _the_one(launches, path)
     notes = [
         f"{name} is set outside the script; its default {value!r} was taken" for name, value in script.defaulted.items()
     ]
-    return _from_launch(found, path, "shell script", tuple(notes))
+    for line, what in script.faults:
+        if command.line <= line <= command.last:
+            raise ConfigError(f"{path}:{line}: not a shell script: {what!r} does not parse.")
+        notes.append(f"line {line} does not parse and was passed over: {what}")
+    return replace(_from_launch(found, path, "shell script", tuple(notes)), faults=tuple(_cut_off(script, command)))
 
 
-def _the_one(launches: Sequence[Launch], path: str) -> Launch:
+def _no_launch(script: Script, path: str) -> NoReturn:
+    if script.faults:
+        line, what = script.faults[0]
+        raise ConfigError(f"{path}:{line}: not a shell script: {what!r} does not parse.")
+    ran = ", ".join(dict.fromkeys(command.words[0][:30] for command in script.commands)) or "no command"
+    raise ConfigError(f"{path}: a shell script that starts no training; it runs {ran[:200]}.")
+
+
+def _cut_off(script: Script, launched: Command) -> Iterator[str]:
+    """Settings that stand right below the command and are not part of it: a backslash is not last in its line."""
+    for command in script.commands:
+        first = command.words[0]
+        if command.line > launched.last and (first.startswith("--") or override(first)):
+            yield (
+                f"line {command.line} begins a command of its own, {first[:60]}: the line above it does not end in a "
+                "backslash, or is a comment, so the shell cuts the command there and nothing below is passed on"
+            )
+            return
+
+
+def _the_one(launches: Sequence[tuple[Launch, Command]], path: str) -> tuple[Launch, Command]:
     """The launch with by far the most settings: a script may also prepare data or serve a model."""
-    ordered = sorted(launches, key=lambda found: -len(found.entries))
-    if len(ordered) > 1 and len(ordered[1].entries) * 2 > len(ordered[0].entries):
-        places = " and ".join(f"{found.program} in {found.entries[0].place}" for found in ordered[:2])
+    ordered = sorted(launches, key=lambda pair: -len(pair[0].entries))
+    if len(ordered) > 1 and len(ordered[1][0].entries) * 2 > len(ordered[0][0].entries):
+        places = " and ".join(f"{found.program} in {found.entries[0].place}" for found, _ in ordered[:2])
         raise ConfigError(f"{path}: starts several trainings: {places}.", hint="leave one of them in the file.")
     return ordered[0]
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from rlctl.errors import ConfigError
 
 Node = Any
 """A node of tree-sitter, which is imported only when a script is read."""
@@ -21,19 +19,26 @@ Node = Any
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a script: its words, the variables set before it, and its line."""
+    """One command of a script: its words, the variables set before it, and its first and last line."""
 
     words: tuple[str, ...]
     line: int
+    last: int
     prefix: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Script:
-    """Follows a script from top to bottom; `variables` holds what is known of each so far."""
+    """Follows a script from top to bottom; `variables` holds what is known of each so far.
+
+    `fixed` are those that the user gives: no assignment of the script changes them.
+    """
 
     source: bytes
     variables: dict[str, str | list[str]]
+    fixed: frozenset[str] = frozenset()
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    """Line and text of what does not parse; what stands around it is still read."""
     commands: list[Command] = field(default_factory=list)
     conditional: set[str] = field(default_factory=set)
     defaulted: dict[str, str] = field(default_factory=dict)
@@ -64,6 +69,8 @@ class Script:
     def assign(self, node: Node, *, sure: bool) -> None:
         target, value = node.children[0], node.children[2] if len(node.children) > 2 else None
         name = _text(target)
+        if name in self.fixed:
+            return
         if target.type != "variable_name" or not sure:
             self.variables.pop(name, None)
             self.conditional.add(name)
@@ -85,15 +92,28 @@ class Script:
     def command(self, node: Node) -> None:
         prefix: dict[str, str] = {}
         words: list[str] = []
+        name = next((child for child in node.children if child.type == "command_name"), node)
+        line, last = name.start_point[0] + 1, node.end_point[0] + 1
         for child in node.children:
-            if child.type == "variable_assignment":
+            if child.type == "variable_assignment" and child.start_point[0] + 1 < line:
+                self.assign(child, sure=True)  # the parser takes lines above for a prefix where one does not parse
+            elif child.type == "variable_assignment":
                 prefix[_text(child.children[0])] = self.one(child.children[2] if len(child.children) > 2 else None)
             elif child.type == "command_name":
                 words += self.words(child.children[0])
             elif not child.type.endswith("_redirect"):
                 words += self.words(child)
         if words:
-            self.commands.append(Command(tuple(words), node.start_point[0] + 1, prefix))
+            self.commands.append(Command(tuple(words), line, last, prefix))
+        for shell, option, text in zip(words, words[1:], words[2:], strict=False):
+            if shell.rsplit("/", 1)[-1] in ("bash", "sh") and option in ("-c", "-lc", "-ec"):
+                self.inner(text, line, last)
+
+    def inner(self, text: str, line: int, last: int) -> None:
+        """`bash -c "..."`: the commands in the text, placed where it stands."""
+        found = Script(text.encode("utf-8"), dict(self.variables), self.fixed)
+        found.walk(_parse(found.source))
+        self.commands += [Command(one.words, line, last, one.prefix) for one in found.commands]
 
     def is_read_of_text(self, node: Node) -> bool:
         """`read -r -d '' NAME <<EOF`: the usual way to keep a long command in a variable."""
@@ -180,24 +200,21 @@ class Script:
         return _text(node) if result is None else str(result)
 
 
-def read_script(text: str, path: str, variables: dict[str, str]) -> Script:
-    """Every command of a script, in order. Raises ConfigError with the line where it is no shell."""
-    try:
-        import tree_sitter
-        import tree_sitter_bash
-    except ImportError:
-        raise ConfigError(
-            f"{path}: shell scripts are read with tree-sitter, which is not installed.",
-            hint="pip install tree-sitter tree-sitter-bash.",
-        ) from None
+def read_script(text: str, variables: Mapping[str, str]) -> Script:
+    """Every command of a script, in order, and what in it does not parse. `variables` win over the script's own."""
     source = text.encode("utf-8")
-    root = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language())).parse(source).root_node
-    if root.has_error and (fault := next(_faults(root), None)) is not None:
-        snippet = " ".join(_text(fault).split())[:60]
-        raise ConfigError(f"{path}:{fault.start_point[0] + 1}: not a shell script: {snippet!r} does not parse.")
-    script = Script(source, dict(variables))
+    script = Script(source, dict(variables), frozenset(variables))
+    root = _parse(source)
+    script.faults = [(node.start_point[0] + 1, " ".join(_text(node).split())[:60]) for node in _faults(root)]
     script.walk(root)
     return script
+
+
+def _parse(source: bytes) -> Node:
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language())).parse(source).root_node
 
 
 def _faults(node: Node) -> Iterator[Node]:

@@ -35,6 +35,8 @@ def translate(
     table = detect.version_of(found, list(given), version)
     launched = source.launched_devices() or _launched_by(given)
     book = Book(found, table, given, devices if devices is not None else launched, tuple(rewards))
+    for fault in source.faults:
+        book.remark(Group.INVALID, "(script)", fault, effect=Effect.RESULT)
     mapping.removed(book)
     RULES[found.name](book)
     mapping.apply(book)

@@ -163,7 +163,7 @@ def micro_batches(book: Book) -> None:
         book.invalid([old, new], "verl refuses both at once; rlctl fills micro-batches by tokens", Effect.SPEED)
     elif book.flag(dynamic):
         book.unused([old, new], "use_dynamic_bsz is true, so micro-batches hold tokens")
-    elif book.value(old) is None and book.value(new) is None and book.has(ROLLOUT + "n", "data.train_batch_size"):
+    elif book.value(old) is None and book.value(new) is None and not any(key.startswith("$") for key in book.given):
         text = f"neither {new} nor {dynamic} is set; verl refuses that"
         book.remark(Group.INVALID, new, text, effect=Effect.SPEED)
     if book.flag(dynamic) and not book.waits([tokens]):

@@ -146,3 +146,35 @@ def test_two_trainings_of_like_size_are_refused_and_a_side_job_is_not(tmp_path: 
     found = script(tmp_path, "python3 examples/data_preprocess/gsm8k.py --local_dir x\n" + one)
     assert found.program == "verl.trainer.main_ppo"
     assert len(found.entries) == 5
+
+
+@pytest.mark.parametrize("broken", ["\\  # why", "\\ ", ""])
+def test_settings_that_the_shell_cuts_off_are_told(tmp_path: Path, broken: str) -> None:
+    text = f"python3 -m verl.trainer.main_ppo \\\n  a.b=1 \\\n  c.d=2 {broken}\n  e.f=3 \\\n  g.h=4\n"
+    found = script(tmp_path, text)
+    assert {entry.key for entry in found.entries} >= {"a.b", "c.d"}
+    assert "e.f" not in {entry.key for entry in found.entries}
+    assert len(found.faults) == 1
+    assert found.faults[0].startswith("line 4 begins a command of its own, e.f=3")
+
+
+def test_a_command_in_quotes_for_another_shell_is_found(tmp_path: Path) -> None:
+    text = """#SBATCH -N 2
+PATH_TO=<PUT_IT_HERE>
+MOUNT="$PATH_TO:/openrlhf"
+N=8
+srun -w node bash -c "pip install ray \\
+&& ray job submit --address=x --runtime-env-json='{\\"a\\": \\"b\\"}' -- python3 -m openrlhf.cli.train_ppo_ray \\
+  --rollout.batch_size 16 --rollout.n_samples_per_prompt $N --algo.advantage.estimator group_norm" &>> log &
+"""
+    found = script(tmp_path, text)
+    assert found.program == "openrlhf.cli.train_ppo_ray"
+    assert {entry.key: entry.value for entry in found.entries}["rollout.n_samples_per_prompt"] == 8
+    assert any(note.startswith("line 2 does not parse") for note in found.notes)
+
+
+def test_given_variables_win_over_the_scripts_own(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text("N=4\nif true; then N=5; fi\npython3 -m verl.trainer.main_ppo a.b=$N c.d=1\n", encoding="utf-8")
+    assert isinstance(read(str(path)).entries[0].value, Unresolved)
+    assert read(str(path), variables={"N": "6"}).entries[0].value == 6
