@@ -6,6 +6,7 @@ Each setting of the file is accounted for once: whoever takes it up first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,9 +119,11 @@ class Book:
 
 
 def as_number(value: Any) -> float | None:
+    """The finite number that a value is or spells; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         return None
+    return number if math.isfinite(number) else None

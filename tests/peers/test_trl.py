@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlctl.config import load
+from rlctl.peers import writing
 from rlctl.peers.findings import Effect, Group
 from tests.peers.translating import finding, translated
 
@@ -159,6 +161,16 @@ def test_what_rlctl_lacks_is_said_to_change_the_result(tmp_path: Path, text: str
     found = finding(trl(tmp_path, BASE + text), key)
     assert (found.group, found.effect) == (Group.MISSING, Effect.RESULT)
     assert not found.settings
+
+
+@pytest.mark.parametrize("value", ["nan", ".inf", "1e999", "-1e999", "9" * 400, "null", "[1]", "{a: 1}", "''"])
+@pytest.mark.parametrize("key", ["num_generations", "max_steps", "warmup_steps", "beta", "learning_rate", "top_p"])
+def test_hostile_numbers_leave_a_file_that_loads(tmp_path: Path, key: str, value: str) -> None:
+    made = trl(tmp_path, BASE.replace("num_generations: 8\n", "") + f"{key}: {value}\n")
+    file = tmp_path / "made.toml"
+    file.write_text(writing.toml(made), encoding="utf-8")
+    load(config=str(file), environ={})
+    assert any(key in one or one.startswith(f"{key}.") for found in made.findings for one in found.keys)
 
 
 def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
