@@ -116,7 +116,16 @@ def run_python(code: str) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "train --help", "smoke --help", "--version", "check-backend --help", "eval --help", "data lint --help", "config import --help"],
+    [
+        "--help",
+        "train --help",
+        "smoke --help",
+        "--version",
+        "check-backend --help",
+        "eval --help",
+        "data lint --help",
+        "config import --help",
+    ],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     # Typer itself takes pydantic, where it is installed, to describe the options of a single command.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.commands import options
-from rlctl.completion import names
 from rlctl.commands.config_import import import_
+from rlctl.completion import names
 from rlctl.toml_text import key_text, value_text
 
 if TYPE_CHECKING:  # pydantic is loaded only by a command that runs

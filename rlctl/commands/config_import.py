@@ -60,14 +60,15 @@ def import_(
 ) -> None:
     """Translate a config of TRL, verl or OpenRLHF, and tell every difference in meaning or default.
 
-    The TOML goes to stdout, the differences to stderr, grouped: translated exactly; with a change of meaning; a default
-    of the peer that rlctl does not share; without a counterpart; unknown; refused or contradictory; not known from the
-    file. Each setting of the file is accounted for once. A value that only running could tell is named and left out.
+    Reads FILE. Writes the TOML to stdout or -o FILE, the differences to stderr, grouped: translated exactly; with a
+    change of meaning; a default of the peer that rlctl does not share; without a counterpart; unknown; refused or
+    contradictory; not known from the file. Each setting of the file is accounted for once. A value that only running
+    could tell is named and left out.
 
     Exit codes: 0 when nothing was left behind that changes the result; 1 when something was (the TOML is written all
     the same); 2 when the file is no config of these tools.
 
-    Example: rlctl config import run_grpo.sh --var HOME=$HOME -o mine.toml && rlctl train --preset mine.toml --dry-run
+    Example: rlctl config import run_grpo.sh --from verl --num-devices 8 -o mine.toml
     """
     from rlctl.peers import writing
     from rlctl.peers.reading import read
