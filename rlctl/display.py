@@ -1,27 +1,24 @@
-"""What a person sees of a run: a live table on a terminal, one plain line a step everywhere else.
+"""What a person sees of a run: a live view on a terminal (rlctl/live), one plain line a step everywhere else.
 
 Steps and the result go to stdout; notes go to stderr. Numbers have units; percent only on screen.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlctl.outcome import Outcome, Reporter
 from rlctl.prepare import Prepared
+from rlctl.printable import printable
 from rlctl.settings import Settings
 from rlctl.types import BackendInfo
-
-if TYPE_CHECKING:  # rich is loaded only by those who draw with it
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
 
 Metrics = Mapping[str, Any]
 
@@ -86,27 +83,18 @@ COLUMNS = (
 )
 
 
-class NotesReporter:
+class NotesReporter(Reporter):
     """Only what a run has to say beside its steps."""
 
     def started(self, prepared: Prepared, info: BackendInfo) -> None:
         for line in start_lines(prepared, info):
             tell(line)
 
-    def step(self, metrics: Metrics) -> None:
-        """The result is printed when all steps are there."""
-
-    def evaluation(self, step: int, metrics: Metrics) -> None:
-        """A smoke run evaluates nothing."""
-
     def note(self, text: str) -> None:
-        tell(text)
-
-    def abort(self) -> None:
-        """Nothing was drawn that would stay."""
+        tell(printable(text))
 
 
-class PlainReporter:
+class PlainReporter(Reporter):
     """One line a step."""
 
     def __init__(self) -> None:
@@ -135,72 +123,7 @@ class PlainReporter:
             say(f"step {step}: {key} {value:.3f}")
 
     def note(self, text: str) -> None:
-        tell(text)
-
-    def abort(self) -> None:
-        """Nothing was drawn that would stay."""
-
-
-class LiveReporter(PlainReporter):
-    """A table of the last steps that redraws itself; notes and evaluations scroll above it."""
-
-    ROWS = 12
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        from rich.live import Live
-
-        self.console = console
-        self.rows: deque[Metrics] = deque(maxlen=self.ROWS)
-        self.live: Live = Live(console=console, auto_refresh=False, transient=False)
-
-    def __enter__(self) -> LiveReporter:
-        self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.live.stop()
-
-    def step(self, metrics: Metrics) -> None:
-        self.rows.append(metrics)
-        self.live.update(steps_table(self.rows, width=self.console.width, total=self.total_steps), refresh=True)
-        self.explain_loss_once()
-
-    def evaluation(self, step: int, metrics: Metrics) -> None:
-        for key, value in core_scores(metrics).items():
-            self.note(f"step {step}: {key} {value:.3f}")
-
-    def note(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
-
-    def abort(self) -> None:
-        self.console.show_cursor(True)
-
-
-def steps_table(rows: Sequence[Metrics] | deque[Metrics], *, width: int, total: int) -> Table:
-    """The steps as a table; on a narrow terminal the less important columns go."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    last = rows[-1]["training/global_step"] if rows else 0
-    table = Table(box=SIMPLE_HEAD, caption=f"step {last} of {total}", caption_justify="left")
-    columns = fitting_columns(width)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    for metrics in rows:
-        table.add_row(*(column.text(metrics) for column in columns))
-    return table
-
-
-def fitting_columns(width: int) -> list[Column]:
-    """As many columns as fit, dropping the least important first."""
-    order = ("entropy", "length", "TFLOP/s", "tok/s", "loss", "MFU", "grad norm", "s", "signal")
-    columns = list(COLUMNS)
-    for heading in order:
-        if sum(max(len(c.heading), 8) + 2 for c in columns) <= width:
-            break
-        columns = [column for column in columns if column.heading != heading]
-    return columns
+        tell(printable(text))
 
 
 def start_lines(prepared: Prepared, info: BackendInfo) -> list[str]:
@@ -299,10 +222,24 @@ def shown_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def reporter(*, live: bool) -> Reporter:
-    """The reporter for stdout as it is: a live table on a terminal, else plain lines."""
-    if not live:
-        return PlainReporter()
+@contextlib.contextmanager
+def reporting(*, quiet: bool, title: str, history: Sequence[Metrics]) -> Iterator[Reporter]:
+    """The reporter for stdout as it is: a live view on a terminal that can move its cursor, else plain lines.
+
+    `history` are the metrics of the steps that were done before, which the curves of the view begin with.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name from the data may not fit the terminal's encoding
+    if quiet or not sys.stdout.isatty():
+        yield Reporter() if quiet else PlainReporter()
+        return
     from rich.console import Console
 
-    return LiveReporter(Console())
+    console = Console()
+    if not console.is_interactive:  # TERM=dumb, TTY_INTERACTIVE=0
+        yield PlainReporter()
+        return
+    from rlctl.live.reporter import LiveReporter
+
+    with LiveReporter(console, title=title, history=history) as live:
+        yield live

@@ -75,6 +75,10 @@ class HangWatch:
         finally:
             del self._waits[id(wait)]
 
+    def waits(self) -> list[tuple[str, float]]:
+        """What is waited for now, and since when on the monotonic clock; may be asked from any thread."""
+        return [(wait.name, wait.since) for wait in list(self._waits.values())]
+
     def _stalled(self, wait: _Wait) -> Stalled:
         seconds = time.monotonic() - wait.since
         self._tell(f"{wait.name}: no end after {seconds:.0f} s")

@@ -56,6 +56,7 @@ async def run(
         file=files.folder / "stacks.txt" if files else None,
         stacks=backend.stacks,
     )
+    reporter.follow(watch.waits)
     watched = Watched(backend, watch)
     with listening(stopping, note=reporter.note, leave=reporter.abort), watch.watching():
         try:
@@ -204,8 +205,10 @@ class _Run:
         if self.keep_reports:
             self.outcome.reports.append(done)
         self.outcome.metrics.append(metrics)
+        self.reporter.sampled(done.rollouts)
         self.reporter.step(metrics)
-        self._tell_of_failures(done)
+        for trouble in report.troubles(done):
+            self.reporter.note(f"step {step}: {trouble}")
         await self._log(step, metrics)
         if self.files:
             self.files.write_samples(step, spread(done.rollouts, self.settings.run.samples_per_step))
@@ -245,6 +248,7 @@ class _Run:
             seed=settings.seed,
         )
         problems = self.prepared.eval_problems
+        self.reporter.evaluating(step)
         work = evaluate(sampler, problems, stopped=lambda: self.stopping.must_end)
         try:
             groups = await self.stopping.guard(work, give_up=lambda: self.stopping.must_end and self._abandon())
@@ -263,15 +267,6 @@ class _Run:
             return {}
         self.feed.curriculum.record(done.groups, task=self.task)
         return dict(self.feed.curriculum.metrics())
-
-    def _tell_of_failures(self, done: StepReport) -> None:
-        failed = [rollout for rollout in done.rollouts if rollout.reward is None]
-        if failed:
-            kinds = ", ".join(f"{n} {kind}" for kind, n in report.failures_by_kind(failed).items() if n)
-            left_out = f"{len(failed)} completions have no reward and are left out ({kinds})"
-            self.reporter.note(f"step {done.step}: {left_out}: {failed[0].note}")
-        if len(done.groups) > 1 and all(len({r.text for r in group}) == 1 for group in done.groups):
-            self.reporter.note(f"step {done.step}: the completions of each prompt are all the same text")
 
     def _may_give_up(self, begun: int) -> bool:
         """Whether a step past its deadline is cut off: for the end always, for a save only if it can be done again."""

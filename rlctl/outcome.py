@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlctl.report import Metrics
 from rlctl.runfiles import STEP
 from rlctl.stopping import OUT_OF_TIME
-from rlctl.types import BackendInfo, StepReport
+from rlctl.types import BackendInfo, Rollout, StepReport
 
 if TYPE_CHECKING:  # the settings load pydantic, and only the type is needed here
     from rlctl.prepare import Prepared
 
 
-class Reporter(Protocol):
-    """Whoever shows a run: a terminal, plain lines, nobody."""
+class Reporter:
+    """Whoever shows a run: a terminal, plain lines. This one shows nothing; others tell only what they care for."""
 
-    def started(self, prepared: Prepared, info: BackendInfo) -> None: ...
-    def step(self, metrics: Metrics) -> None: ...
-    def evaluation(self, step: int, metrics: Metrics) -> None: ...
-    def note(self, text: str) -> None: ...
+    def follow(self, waits: Callable[[], Sequence[tuple[str, float]]]) -> None:
+        """What may be asked at any time, from any thread: what is waited for, and since when (monotonic clock)."""
+
+    def started(self, prepared: Prepared, info: BackendInfo) -> None:
+        """The backend is there, and the first step comes next."""
+
+    def sampled(self, rollouts: Sequence[Rollout]) -> None:
+        """The rollouts of the step whose metrics come next."""
+
+    def step(self, metrics: Metrics) -> None:
+        """A step is done."""
+
+    def evaluating(self, step: int) -> None:
+        """The evaluation after that step begins."""
+
+    def evaluation(self, step: int, metrics: Metrics) -> None:
+        """The evaluation after that step is done."""
+
+    def note(self, text: str) -> None:
+        """What a person should know beside the numbers; may come from any thread."""
+
     def abort(self) -> None:
         """Leave the terminal as it was: the process is about to end."""
 

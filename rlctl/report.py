@@ -93,6 +93,18 @@ def failures_by_kind(rollouts: Iterable[Rollout]) -> dict[str, int]:
     return {kind: counted[kind] for kind in FAILURE_KINDS}
 
 
+def troubles(report: StepReport) -> list[str]:
+    """What a person should be told of a step beside its metrics, a line each."""
+    lines = []
+    failed = [rollout for rollout in report.rollouts if rollout.reward is None]
+    if failed:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in failures_by_kind(failed).items() if n)
+        lines.append(f"{len(failed)} completions have no reward and are left out ({kinds}): {failed[0].note}")
+    if len(report.groups) > 1 and all(len({r.text for r in group}) == 1 for group in report.groups):
+        lines.append("the completions of each prompt are all the same text")
+    return lines
+
+
 def _share_solved(group: Sequence[Rollout], task: str) -> float:
     """Share of a group's completions with a full score of the task; a failed reward solves nothing."""
     return sum(rollout.scores.get(task, 0.0) >= 1.0 for rollout in group) / len(group)

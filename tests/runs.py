@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rlctl import config, loop, resuming
-from rlctl.outcome import Outcome
+from rlctl.outcome import Outcome, Reporter
 from rlctl.prepare import Prepared, prepare
 from tests.fakes import FakeBackend
 
 ENVIRON = {"RLCTL_PLUGINS": "x"}
 
 
-class Recorder:
+class Recorder(Reporter):
     """A reporter that keeps what it was told; `after_step` may do something in the middle of a run."""
 
     def __init__(self, after_step: Callable[[int], None] = lambda step: None) -> None:

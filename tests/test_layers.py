@@ -30,6 +30,7 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.backends.arctic.*", {"torch", "numpy"}),
     ("rlctl.backends.probe.trial", {"numpy"}),
     ("rlctl.engine*", {"torch", "numpy"}),
+    ("rlctl.live*", {"rich"}),
     ("rlctl.backends.local.*", {"torch", "numpy"}),
     ("rlctl.types", {"numpy"}),
     ("rlctl.seeds", {"numpy"}),

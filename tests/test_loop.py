@@ -14,7 +14,7 @@ import pytest
 
 from rlctl import config, loop
 from rlctl.errors import CheckpointError, ConfigError, DataError, NonFiniteGradient, RewardError
-from rlctl.loop import Outcome
+from rlctl.loop import Outcome, Reporter
 from rlctl.prepare import Prepared, batch_of, prepare
 from rlctl.runfiles import RunFiles, strict
 from tests.fakes import FakeBackend
@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-class Recorder:
+class Recorder(Reporter):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.after_step: Any = lambda step: None

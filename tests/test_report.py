@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlctl import report, verdict
-from rlctl.display import COLUMNS, fitting_columns, signed, steps_table
+from rlctl.display import signed
 from rlctl.report import pass_at_k, step_metrics
 from rlctl.smoke_table import render
 from rlctl.types import (
@@ -190,26 +190,3 @@ def test_unknown_peaks_are_shown_as_not_available() -> None:
 
 def test_zero_has_no_minus_sign() -> None:
     assert (signed(-1e-9), signed(-0.5)) == ("0.0000", "-0.5000")
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_the_live_table_fits_the_terminal(width: int) -> None:
-    from rich.console import Console
-
-    m = step_metrics(a_step(), INFO, task="task", epoch=0, seconds=4.0)
-    console = Console(width=width, record=True, file=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(steps_table([m], width=width, total=10))
-    assert all(len(line) <= width for line in captured.get().splitlines())
-    assert "score" in captured.get()
-    assert len(fitting_columns(200)) == len(COLUMNS)
-
-
-def test_text_of_a_model_does_not_break_the_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    from rlctl.display import LiveReporter
-
-    with LiveReporter(Console(width=80)) as live:
-        live.note("reward failed: [/red] [bold] [link=x]")
-    assert "[/red] [bold] [link=x]" in capsys.readouterr().out

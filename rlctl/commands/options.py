@@ -43,6 +43,9 @@ BackendName = Annotated[
         "--backend", "-b", help="Backend to run on; `rlctl plugins` lists them.", autocompletion=names.backends
     ),
 ]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print errors and the final result only; the files have everything.")
+]
 
 
 def outlive_closed_pipes() -> None:

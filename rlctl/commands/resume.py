@@ -24,6 +24,7 @@ def resume(
     steps: Annotated[int | None, typer.Option(help="Steps of the whole run (trainer.steps).")] = None,
     assignments: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that can be; train nothing.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Go on with a run after its last good checkpoint; settings given here replace its own.
 
@@ -46,7 +47,7 @@ def resume(
             "run.resume": ("rlctl resume", "must"),
         },
     )
-    start(loaded, dry_run=dry_run, first_line=f"settings of {folder}")
+    start(loaded, dry_run=dry_run, quiet=quiet, first_line=f"settings of {folder}")
 
 
 def _folder(run: str) -> Path:

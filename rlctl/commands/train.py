@@ -9,6 +9,7 @@ import typer
 from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
+    from collections.abc import Callable
     from pathlib import Path
 
     from rlctl.config import Loaded
@@ -33,6 +34,7 @@ def train(
             "--dry-run", help="Check settings, data, rewards and model files, print what a run would do, train nothing."
         ),
     ] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a policy with GRPO; in the folder of a run that has a checkpoint, go on after it (run.resume).
 
@@ -56,18 +58,19 @@ def train(
             "run.name": ("--name", name),
         },
     )
-    start(loaded, dry_run=dry_run)
+    start(loaded, dry_run=dry_run, quiet=quiet)
 
 
-def start(loaded: Loaded, *, dry_run: bool = False, first_line: str | None = None) -> None:
+def start(loaded: Loaded, *, dry_run: bool = False, quiet: bool = False, first_line: str | None = None) -> None:
     """Train with these settings and exit; `rlctl resume` comes here too. `first_line` says where they are from."""
-    from rlctl.display import say, tell
+    from rlctl.display import say
     from rlctl.prepare import prepare
     from rlctl.runfiles import run_folder
 
     # Before any reward of the user's is imported: it could change the working folder.
     folder = run_folder(loaded.settings.run.dir, loaded.settings.run.name, preset=_preset_name(loaded))
     _must_be_there(loaded.settings, folder)
+    tell = _teller(quiet=quiet)
     (say if dry_run else tell)(first_line or loaded.variant_line())
     prepared = prepare(loaded.settings)
     if dry_run:
@@ -75,7 +78,14 @@ def start(loaded: Loaded, *, dry_run: bool = False, first_line: str | None = Non
         return
     for note in loaded.notes():
         tell(f"note: {note}")
-    raise typer.Exit(_train(loaded, prepared, folder))
+    raise typer.Exit(_train(loaded, prepared, folder, quiet=quiet))
+
+
+def _teller(*, quiet: bool) -> Callable[[str], None]:
+    """Where what is said beside the result goes: to stderr, or nowhere."""
+    from rlctl.display import tell
+
+    return (lambda text: None) if quiet else tell
 
 
 def _must_be_there(settings: Settings, folder: Path) -> None:
@@ -100,33 +110,32 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")
 
 
-def _train(loaded: Loaded, prepared: Prepared, folder: Path) -> int:
+def _train(loaded: Loaded, prepared: Prepared, folder: Path, *, quiet: bool) -> int:
     """Run, and return the exit code."""
     import asyncio
-    import contextlib
-    import sys
 
     from rlctl import display, runlock
     from rlctl.loop import backend_for, run
 
     options.outlive_closed_pipes()
     backend = backend_for(prepared)
-    with runlock.held(folder, note=display.tell):
-        files, resume = _opened(loaded, prepared, folder)
-        display.tell(f"run: {display.shown_path(folder)}")
-        reporter = display.reporter(live=sys.stdout.isatty())
-        with reporter if isinstance(reporter, display.LiveReporter) else contextlib.nullcontext():
+    tell = _teller(quiet=quiet)
+    with runlock.held(folder, note=tell):
+        files, resume = _opened(loaded, prepared, folder, tell=tell)
+        tell(f"run: {display.shown_path(folder)}")
+        with display.reporting(quiet=quiet, title=folder.name, history=files.records) as reporter:
             outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files, resume=resume))
         for line in display.summary_lines(outcome, prepared):
             display.say(line)
     return outcome.exit_code
 
 
-def _opened(loaded: Loaded, prepared: Prepared, folder: Path) -> tuple[RunFiles, Resume | None]:
+def _opened(
+    loaded: Loaded, prepared: Prepared, folder: Path, *, tell: Callable[[str], None]
+) -> tuple[RunFiles, Resume | None]:
     """The run's files and, where it goes on, from where. Raises ConfigError or CheckpointError where it cannot."""
     from rlctl import resuming
     from rlctl.config import dump
-    from rlctl.display import tell
 
     plan = resuming.plan(folder, prepared)
     for line in plan.lines:

@@ -75,16 +75,6 @@ class Beside(Backend[Any]):
         await self.arctic.close()
 
 
-class Quiet:
-    """A reporter that shows nothing."""
-
-    def started(self, *_: Any) -> None: ...
-    def step(self, *_: Any) -> None: ...
-    def evaluation(self, *_: Any) -> None: ...
-    def note(self, *_: Any) -> None: ...
-    def abort(self) -> None: ...
-
-
 SMOKE = {
     "trainer.old_log_probs": "always", "trainer.train_batch_size": 4, "trainer.mini_batch_size": 2, "rollout.n": 4,
     "rollout.max_response_length": 24, "rollout.temperature": 1.3, "data.eval_size": 8,
@@ -116,7 +106,7 @@ def test_six_steps_are_those_of_the_local_backend(
     arctic = loop.backend_for(prepared)
     both = Beside(arctic, LocalBackend(LocalSettings(dtype="float32"), arctic.job))  # type: ignore[arg-type]
     outcome = asyncio.run(
-        loop.run(prepared, backend=both, reporter=Quiet(), files=None, keep_reports=True, evaluate=False)
+        loop.run(prepared, backend=both, reporter=loop.Reporter(), files=None, keep_reports=True, evaluate=False)
     )
 
     checks = verdict.judge(outcome.reports, outcome.info, wanted_steps=6)
