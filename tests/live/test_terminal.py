@@ -1,0 +1,122 @@
+"""`rlctl train` on a real terminal: a small run of the embedded model on a pseudo-terminal whose screen is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.terminal import Terminal
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SMALL = {
+    "trainer.train_batch_size": 4, "rollout.n": 4, "trainer.eval_freq": 2, "data.eval_size": 4, "trainer.save_freq": 0,
+}  # fmt: skip
+
+
+def command(folder: Path, *options: str, steps: int = 4, **settings: object) -> list[str]:
+    changed = SMALL | {"trainer.steps": steps, "run.dir": str(folder), "run.name": "small"}
+    changed |= {key.replace("__", "."): value for key, value in settings.items()}
+    assignments = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
+    start = [sys.executable, "-m", "rlctl", "train", "--preset", "gsm8k-grpo", "--variant", "embedded"]
+    return [*start, *assignments, *options]
+
+
+def environ(**changed: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
+    terminal = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return kept | terminal | changed
+
+
+def whole(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def test_a_run_is_drawn_resized_interrupted_and_gone_on_with(tmp_path: Path) -> None:
+    with Terminal(command(tmp_path, steps=400), columns=100, lines=40, environ=environ()) as terminal:
+        terminal.until(lambda: re.search(r"step [3-9]/400", terminal.text()) is not None, within_s=120)
+        drawn = whole(terminal.text())
+        for words in ("grad norm", "entropy", "update", "tok/s", "groups solved by", "completion of step"):
+            assert words in drawn
+        for columns, lines in [(60, 30), (44, 12), (120, 20), (160, 45), (80, 24)]:
+            terminal.resize(columns, lines)
+            seen = len(terminal.received)
+            terminal.until(lambda seen=seen: len(terminal.received) > seen + 200, within_s=10)  # type: ignore[misc]
+            count = progress_of(terminal)
+            terminal.until(lambda count=count: progress_of(terminal) > count, within_s=20)  # type: ignore[misc]
+            pictures = [row for row in terminal.rows() if re.match(r"step \d+/400", row)]
+            assert len(pictures) == 1, terminal.text()
+            assert sum(row.lstrip().startswith("step   score") for row in terminal.rows()) <= 1, terminal.text()
+        os.kill(terminal.pid, signal.SIGINT)
+        assert terminal.until_end(within_s=60) == 130
+        assert not terminal.screen.cursor.hidden
+        assert terminal.received.rstrip().count(b"\x1b[?7l") == terminal.received.count(b"\x1b[?7h")
+        assert "model:" in terminal.text()  # the summary stands below the last picture
+        assert "SIGINT: finishing the step" in whole("\n".join([*terminal.history(), *terminal.rows()]))
+
+    steps = [json.loads(line) for line in (tmp_path / "small" / "metrics.jsonl").read_text().splitlines()]
+    last = steps[-1]["training/global_step"]
+    resumed = command(tmp_path, steps=last + 1)
+    with Terminal(resumed, columns=80, lines=24, environ=environ()) as terminal:
+        assert terminal.until_end(within_s=120) == 0
+        score = next(row for row in terminal.rows() if row.startswith("score "))
+        # Where it went on there is one new step, and the curve is that of all.
+        assert len(re.sub(r"[^▁▂▃▄▅▆▇█]", "", score.split("reward")[0])) == min(last + 1, 18)
+
+
+def progress_of(terminal: Terminal) -> int:
+    found = re.findall(r"step (\d+)/400", terminal.text())
+    return int(found[-1]) if found else -1
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"TERM": "dumb"}, "plain"),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, "plain"),
+        ({"NO_COLOR": "1"}, "colourless"),
+        ({"PYTHONIOENCODING": "ascii"}, "ascii"),
+    ],
+)
+def test_terminals_that_can_do_less(tmp_path: Path, changed: dict[str, str], kind: str) -> None:
+    with Terminal(command(tmp_path, steps=2), columns=80, lines=24, environ=environ(**changed)) as terminal:
+        assert terminal.until_end(within_s=120) == 0
+        received = terminal.received.decode()
+    if kind == "plain":
+        assert "\x1b" not in received
+        assert re.search(r"^step 1/2  score ", received, re.MULTILINE)
+    else:
+        assert "groups solved by" in received
+    if kind == "colourless":
+        assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;|4[0-7])[0-9;]*m", received)
+    if kind == "ascii":
+        assert received.isascii()
+
+
+def test_a_pipe_gets_plain_lines_even_where_colour_is_forced(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path, steps=2), env=environ(FORCE_COLOR="1"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines() if "signal" in line] == ["step 1/2", "step 2/2"]
+
+
+def test_quiet_prints_the_result_and_errors_only(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path, "--quiet", steps=2), env=environ(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert [line.split(":")[0] for line in done.stdout.splitlines()][-1] == "model"
+    assert not any(line.startswith(("step", "note", "run:")) for line in done.stdout.splitlines())
+    again = subprocess.run(
+        command(tmp_path, "-q", "--set", "run.resume=never", steps=2), env=environ(), capture_output=True, text=True
+    )
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "already holds a run" in again.stderr
