@@ -31,9 +31,7 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.exit_code is None:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
