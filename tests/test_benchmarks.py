@@ -46,3 +46,8 @@ def test_vllm_is_compared_or_missed_with_a_reason() -> None:
 def test_grading_makes_no_wrong_verdict() -> None:
     report = last_line("grading.py", "--answers", "4000")
     assert (report["answers"], report["wrong_verdicts"]) == (4000, 0)
+
+
+def test_the_live_view_costs_less_than_half_a_percent_of_a_step() -> None:
+    report = last_line("live_view.py", "--steps", "4", "--prompts", "8")
+    assert 0 < report["share"] < 0.02  # four times the promise: the first pictures load what draws them

@@ -33,6 +33,9 @@ WIDE = 136
 GAP = 3
 MOST_SAMPLE_LINES = 24
 
+_FIGURES = 22
+"""Lines of the figures beside the table, blank ones among them."""
+
 
 def frame(state: State, width: int, height: int, *, glyphs: Glyphs, now: float) -> list[Text]:
     """The view in at most `height` lines of at most `width` cells; `now` is on the monotonic clock."""
@@ -54,7 +57,7 @@ _SPACED, _TITLED = 10, 30
 def body(state: State, width: int, height: int, *, glyphs: Glyphs) -> list[Text]:
     """What changes with each step."""
     room = height - len(head(state, width, height, glyphs=glyphs, now=state.began))
-    blocks = _columns(state, width, glyphs) if width >= WIDE else _stack(state, width, glyphs)
+    blocks = _columns(state, width, room, glyphs) if width >= WIDE else _stack(state, width, glyphs)
     if room < _SPACED:
         return stacked(blocks, room)
     return [Text(end=""), *stacked(blocks, room - 1)]
@@ -64,7 +67,7 @@ def _stack(state: State, width: int, glyphs: Glyphs) -> list[Block]:
     return [_table(state, width), *_figures(state, width, glyphs), _sample(state, width, glyphs)]
 
 
-def _columns(state: State, width: int, glyphs: Glyphs) -> list[Block]:
+def _columns(state: State, width: int, room: int, glyphs: Glyphs) -> list[Block]:
     left = whole_width(state.history)
     right = width - left - GAP
     figures = _figures(state, right, glyphs)
@@ -72,7 +75,8 @@ def _columns(state: State, width: int, glyphs: Glyphs) -> list[Block]:
     def draw(height: int) -> list[Text]:
         return beside(stacked([_table(state, left)], height), stacked(figures, height), left_width=left, gap=GAP)
 
-    both = Block(0, least=6, good=22, most=max(22, min(MOST_ROWS, len(state.history) + 1)), draw=draw)
+    rows = min(MOST_ROWS, len(state.history) + 1, room * 3 // 5)
+    both = Block(0, least=6, good=_FIGURES, most=max(_FIGURES, rows), draw=draw)
     return [both, _sample(state, width, glyphs)]
 
 
