@@ -24,9 +24,9 @@ def progress_lines(state: State, width: int, height: int, *, glyphs: Glyphs, now
     times = _times(state, now=now)
     if len(count) + len(times) + 7 > width:
         times = times.rpartition(", ")[2]
-    room = width - len(count) - len(times) - 10
+    room = width - len(count) - len(times) - 11
     bar = _bar(share, min(room, 60), glyphs)
-    first = line((count, "bold"), *bar, f" {100 * share:.0f} % ", (times, ""))
+    first = line((count, "bold"), *bar, f" {100 * share:.0f} %  ", (times, ""))
     lines = [cut(first, width, ellipsis=glyphs.cut)]
     doing = activity(state, now=now)
     return [*lines, cut(line((doing, DIM)), width, ellipsis=glyphs.cut)][:height]
@@ -92,10 +92,10 @@ def seconds_left(state: State, *, now: float) -> float | None:
     if not steps or not state.total:
         return None
     step = statistics.median(steps) + _mean(_recent(state.history, "timing_s/save_checkpoint"))
-    tests = [value for record in state.history if (value := finite(record.get("timing_s/testing")))]
+    tests = state.tests[-RECENT:]
     due = num_evaluations(state.done, state.total, state.eval_freq) if tests else 0
     spent = min(now - state.step_began, step) if state.evaluating is None else 0.0
-    return max(0.0, (state.total - state.done) * step + due * _mean(tests[-RECENT:]) - spent)
+    return max(0.0, (state.total - state.done) * step + due * _mean(tests) - spent)
 
 
 def num_evaluations(done: int, total: int, every: int) -> int:

@@ -98,6 +98,8 @@ class LiveReporter(PlainReporter):
 
     def _recall(self, record: Metrics) -> None:
         """Take in a line of metrics.jsonl; that of step 0 has an evaluation and no step."""
+        if record.get("timing_s/testing"):
+            self.state.evaluated(record)
         if record[STEP] > 0:
             self.state.add(record)
 
@@ -139,17 +141,20 @@ class LiveReporter(PlainReporter):
         self.state.evaluating = step
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
-        self.state.evaluated()
+        self.state.evaluated(metrics)
         if self.failed:
             super().evaluation(step, metrics)
             return
         for key, value in core_scores(metrics).items():
-            self.note(f"step {step}: {key} {value:.3f}")
+            self._show_above(f"step {step}: {key} {value:.3f}")
 
     def note(self, text: str) -> None:
         if self.failed or not sys.stderr.isatty():
             super().note(text)
-            return
+        else:
+            self._show_above(text)
+
+    def _show_above(self, text: str) -> None:
         self._notes.append(text)
         self._wake.set()
 

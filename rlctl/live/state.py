@@ -29,6 +29,8 @@ class State:
     """Of the steps done, those before the run was resumed included."""
     rollout: Rollout | None = None
     """One of the last step's."""
+    tests: list[float] = field(default_factory=list)
+    """Seconds of the evaluations done."""
     evaluating: int | None = None
     """The step whose evaluation is going on."""
     waits: Waits = tuple
@@ -51,6 +53,7 @@ class State:
         while kept and kept[-1][STEP] >= metrics[STEP]:
             kept.pop()
         kept.append(metrics)
+        self.evaluating = None
         self.step_began = time.monotonic()
         self.changes += 1
 
@@ -59,8 +62,9 @@ class State:
         if rollouts:
             self.rollout = rollouts[(self.done + 1) * _STRIDE % len(rollouts)]
 
-    def evaluated(self) -> None:
+    def evaluated(self, metrics: Metrics) -> None:
         """An evaluation is done: from here the next step counts."""
+        self.tests.append(metrics.get("timing_s/testing") or 0.0)
         self.evaluating = None
         self.step_began = time.monotonic()
         self.changes += 1

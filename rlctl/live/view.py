@@ -58,9 +58,9 @@ def body(state: State, width: int, height: int, *, glyphs: Glyphs) -> list[Text]
     """What changes with each step."""
     room = height - len(head(state, width, height, glyphs=glyphs, now=state.began))
     blocks = _columns(state, width, room, glyphs) if width >= WIDE else _stack(state, width, glyphs)
-    if room < _SPACED:
-        return stacked(blocks, room)
-    return [Text(end=""), *stacked(blocks, room - 1)]
+    spaced = room >= _SPACED
+    lines = [cut(text, width, ellipsis=glyphs.cut) for text in stacked(blocks, room - 1 if spaced else room)]
+    return [Text(end=""), *lines] if spaced else lines
 
 
 def _stack(state: State, width: int, glyphs: Glyphs) -> list[Block]:

@@ -90,7 +90,7 @@ def test_time_left_counts_steps_evaluations_and_the_step_that_runs() -> None:
     assert seconds_left(run, now=19.0) == pytest.approx(28.0)
     assert seconds_left(run, now=19.4) == pytest.approx(27.6)
     assert seconds_left(run, now=99.0) == pytest.approx(27.0)
-    run.history[-1] = metrics(12, timing_s__testing=5.0)  # 3 evaluations are due, after 20, 30 and 40
+    run.tests = [4.0, 6.0]  # 3 evaluations are due, after 20, 30 and 40
     assert seconds_left(run, now=19.0) == pytest.approx(28.0 + 15.0)
     assert seconds_left(State(total=40), now=1.0) is None
 
@@ -122,10 +122,10 @@ def test_durations_have_units(seconds: float, words: str) -> None:
 def test_progress_says_what_is_going_on() -> None:
     first, second = plain(progress_lines(state(12), 79, 2, glyphs=UNICODE, now=20.0))
     assert first.startswith("step 12/40 ━")
-    assert first.endswith("30 % 20 s so far, about 27 s left")
+    assert first.endswith("30 %  20 s so far, about 27 s left")
     assert second == "step 13: sample, 2 s (32 x 8 completions)"
     [narrow, _] = plain(progress_lines(state(12), 39, 2, glyphs=UNICODE, now=20.0))
-    assert narrow == "step 12/40 30 % about 27 s left"
+    assert narrow == "step 12/40 30 %  about 27 s left"
 
 
 def test_an_evaluation_is_told_from_a_step() -> None:
@@ -134,7 +134,7 @@ def test_an_evaluation_is_told_from_a_step() -> None:
     assert activity(run, now=20.0).startswith("evaluation of step 12: sample")
     run.evaluating = 0
     assert activity(run, now=20.0).startswith("evaluation before step 1")
-    run.evaluated()
+    run.evaluated({})
     assert activity(run, now=20.0).startswith("step 13")
 
 
