@@ -1,6 +1,6 @@
 """Screenshots of the live view for the docs: `rlctl train` in tmux at two sizes, its screens saved as SVG.
 
-    python scripts/screenshots.py [--steps 12] [--at 8] [--into docs/images]
+    python scripts/screenshots.py [--steps 12] [--at 8] [--prompts 32] [--into docs/images]
 
 Needs tmux. Each picture is the screen as tmux has it when step `--at` is done and the next one is running.
 """
@@ -30,26 +30,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--at", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=32, help="problems a step; fewer on a slow machine")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     options.into.mkdir(parents=True, exist_ok=True)
     for columns, lines in SIZES:
-        screen = screen_of_a_run(columns, lines, steps=options.steps, at=options.at)
+        screen = screen_of_a_run(columns, lines, options=options)
         path = options.into / f"live-view-{columns}.svg"
         path.write_text(drawn(screen, columns), encoding="utf-8")
         print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
 
 
-def screen_of_a_run(columns: int, lines: int, *, steps: int, at: int) -> str:
-    """The screen of a run, with its colours, while step `at + 1` runs."""
+def screen_of_a_run(columns: int, lines: int, *, options: argparse.Namespace) -> str:
+    """The screen of a run, with its colours, while the step after `--at` runs."""
     train = [sys.executable, "-m", "rlctl", "train", "--preset", "gsm8k-grpo", "--variant", "embedded"]
-    train += ["--name", "sums", "--set", f"trainer.steps={steps}"]
+    train += ["--name", "sums", "--steps", str(options.steps), "--set", f"trainer.train_batch_size={options.prompts}"]
     with tempfile.TemporaryDirectory() as folder:
         tmux = ["tmux", "-L", f"rlctl-screenshots-{os.getpid()}", "-f", os.devnull]
         start = f"cd {shlex.quote(folder)} && PYTHONPATH={shlex.quote(str(ROOT))} {shlex.join(train)}; sleep 60"
         subprocess.run([*tmux, "new-session", "-d", "-x", str(columns), "-y", str(lines), start], check=True)
         try:
-            return _awaited(tmux, re.compile(rf"step {at}/{steps} .*\n.*step {at + 1}: (sample|update)"))
+            doing = rf"step {options.at}/{options.steps} .*\n.*step {options.at + 1}: (sample|update)"
+            return _awaited(tmux, re.compile(doing))
         finally:
             subprocess.run([*tmux, "kill-server"], check=True)
 
