@@ -236,7 +236,7 @@ def reporting(*, quiet: bool, title: str, history: Sequence[Metrics]) -> Iterato
     from rich.console import Console
 
     console = Console()
-    if not console.is_interactive:  # TERM=dumb, TTY_INTERACTIVE=0
+    if not console.is_interactive:  # TERM=dumb
         yield PlainReporter()
         return
     from rlctl.live.reporter import LiveReporter

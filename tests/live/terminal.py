@@ -48,7 +48,7 @@ class Terminal:
         used = rows[: self.screen.cursor.y + 1]
         column = self.screen.cursor.x
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000)
-        self.stream.attach(self.screen)
+        self.stream = pyte.ByteStream(self.screen)
         self.stream.feed("\r\n".join([*above, *used]).encode())
         ends_at = len(used[-1]) if used else 0
         if column < ends_at:

@@ -43,19 +43,15 @@ def whole(text: str) -> str:
 
 def test_a_run_is_drawn_resized_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     with Terminal(command(tmp_path, steps=400), columns=100, lines=40, environ=environ()) as terminal:
-        terminal.until(lambda: re.search(r"step [3-9]/400", terminal.text()) is not None, within_s=120)
-        drawn = whole(terminal.text())
-        for words in ("grad norm", "entropy", "update", "tok/s", "groups solved by", "completion of step"):
-            assert words in drawn
+        terminal.until(lambda: progress_of(terminal) >= 3, within_s=120)
+        blocks = ("grad norm", "entropy", "update", "tok/s", "groups solved by", "completion of step")
+        terminal.until(lambda: all(words in terminal.text() for words in blocks), within_s=20)
         for columns, lines in [(60, 30), (44, 12), (120, 20), (160, 45), (80, 24)]:
             terminal.resize(columns, lines)
-            seen = len(terminal.received)
-            terminal.until(lambda seen=seen: len(terminal.received) > seen + 200, within_s=10)  # type: ignore[misc]
             count = progress_of(terminal)
-            terminal.until(lambda count=count: progress_of(terminal) > count, within_s=20)  # type: ignore[misc]
-            pictures = [row for row in terminal.rows() if re.match(r"step \d+/400", row)]
-            assert len(pictures) == 1, terminal.text()
-            assert sum(row.lstrip().startswith("step   score") for row in terminal.rows()) <= 1, terminal.text()
+            terminal.until(lambda count=count: progress_of(terminal) > count, within_s=60)  # type: ignore[misc]
+            # A moment may show half a picture, but what a resize leaves behind would stay.
+            terminal.until(lambda: num_pictures(terminal) == (1, 1), within_s=20)
         os.kill(terminal.pid, signal.SIGINT)
         assert terminal.until_end(within_s=60) == 130
         assert not terminal.screen.cursor.hidden
@@ -71,6 +67,13 @@ def test_a_run_is_drawn_resized_interrupted_and_gone_on_with(tmp_path: Path) -> 
         score = next(row for row in terminal.rows() if row.startswith("score "))
         # Where it went on there is one new step, and the curve is that of all.
         assert len(re.sub(r"[^▁▂▃▄▅▆▇█]", "", score.split("reward")[0])) == min(last + 1, 18)
+
+
+def num_pictures(terminal: Terminal) -> tuple[int, int]:
+    """Lines of progress, and headings of the table, that are on the screen."""
+    rows = terminal.rows()
+    progress = sum(re.match(r"step \d+/400", row) is not None for row in rows)
+    return progress, sum(row.lstrip().startswith("step   score") for row in rows)
 
 
 def progress_of(terminal: Terminal) -> int:
