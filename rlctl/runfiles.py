@@ -45,6 +45,8 @@ class RunFiles:
         self.config = {"rlctl_version": __version__, **config}
         self.metrics = Log(folder / "metrics.jsonl", step_key=STEP, note=note)
         self.samples = Log(folder / "samples.jsonl", step_key="step", note=note)
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
+        """Who else gets each record of metrics, once it is written; none may raise or wait."""
         # A run that ended before its first step left nothing to lose.
         if after is None and self.metrics.path.exists() and self.metrics.path.stat().st_size:
             raise ConfigError(
@@ -71,6 +73,8 @@ class RunFiles:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.write(metrics)
+        for listener in self.listeners:
+            listener(metrics)
 
     def write_samples(self, step: int, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:

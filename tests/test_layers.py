@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     "torch", "transformers", "ray", "vllm", "deepspeed", "pydantic", "pydantic_settings", "rich", "typer", "numpy",
     "datasets", "pyarrow", "gguf", "safetensors", "tokenizers", "huggingface_hub", "accelerate",
-    "reasoning_gym", "verifiers", "matplotlib",
+    "reasoning_gym", "verifiers", "matplotlib", "tensorboard", "wandb", "mlflow", "trackio",
 }  # fmt: skip
 ALLOWED = [  # first match wins: module pattern -> heavy packages it may import at module level
     ("rlctl.cli", {"typer"}),

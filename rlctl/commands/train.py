@@ -9,7 +9,7 @@ import typer
 from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rlctl.config import Loaded
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.resuming import Resume
     from rlctl.runfiles import RunFiles
     from rlctl.settings import Settings
+    from rlctl.trackers.base import Tracker
 
 
 def train(
@@ -66,19 +67,21 @@ def start(loaded: Loaded, *, dry_run: bool = False, quiet: bool = False, first_l
     from rlctl.display import say
     from rlctl.prepare import prepare
     from rlctl.runfiles import run_folder
+    from rlctl.trackers.loading import load as load_trackers
 
     # Before any reward of the user's is imported: it could change the working folder.
     folder = run_folder(loaded.settings.run.dir, loaded.settings.run.name, preset=_preset_name(loaded))
     _must_be_there(loaded.settings, folder)
     tell = _teller(quiet=quiet)
     (say if dry_run else tell)(first_line or loaded.variant_line())
+    trackers = load_trackers(loaded.settings.tracking, run_dir=loaded.settings.run.dir)
     prepared = prepare(loaded.settings)
     if dry_run:
         _print_plan(prepared, [*loaded.notes(), *prepared.notes])
         return
     for note in loaded.notes():
         tell(f"note: {note}")
-    raise typer.Exit(_train(loaded, prepared, folder, quiet=quiet))
+    raise typer.Exit(_train(loaded, prepared, folder, trackers, quiet=quiet))
 
 
 def _teller(*, quiet: bool) -> Callable[[str], None]:
@@ -110,12 +113,16 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")
 
 
-def _train(loaded: Loaded, prepared: Prepared, folder: Path, *, quiet: bool) -> int:
+def _train(
+    loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[str, Tracker], *, quiet: bool
+) -> int:
     """Run, and return the exit code."""
     import asyncio
 
     from rlctl import display, runlock
     from rlctl.loop import backend_for, run
+    from rlctl.stopping import leave_soon
+    from rlctl.trackers.following import following
 
     options.outlive_closed_pipes()
     backend = backend_for(prepared)
@@ -123,8 +130,13 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path, *, quiet: bool) -> 
     with runlock.held(folder, note=tell):
         files, resume = _opened(loaded, prepared, folder, tell=tell)
         tell(f"run: {display.shown_path(folder)}")
-        with display.reporting(quiet=quiet, title=folder.name, history=files.records) as reporter:
+        tracking = loaded.settings.tracking
+        with (
+            display.reporting(quiet=quiet, title=folder.name, history=files.records) as reporter,
+            following(trackers, files, settings=tracking, note=reporter.note, leave=leave_soon) as followed,
+        ):
             outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files, resume=resume))
+            followed.ended(outcome.exit_code)
         for line in display.summary_lines(outcome, prepared):
             display.say(line)
     return outcome.exit_code

@@ -1,0 +1,107 @@
+"""Weights & Biases, online or offline.
+
+Nothing of the process goes along but its settings: no console output, code, git state or command line, which may hold
+secrets. W&B cannot take steps back (its `resume_from` is by invitation), so each step stays as it was first computed.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rlctl.errors import ConfigError
+from rlctl.trackers.base import State, TrackedRun
+
+if TYPE_CHECKING:  # the settings load pydantic
+    from rlctl.settings.tracking import WandbSettings
+
+INIT_TIMEOUT_S = 90.0
+"""Seconds until a run that cannot be begun is given up; the run's own steps do not wait for it."""
+
+
+class WandbTracker:
+    """A W&B run with the id that rlctl keeps, so that a run that goes on is the same one there.
+
+    Raises ConfigError when it is to be online and has no credentials: W&B would ask for them at the terminal.
+    """
+
+    def __init__(self, settings: WandbSettings, *, run_dir: str) -> None:
+        import wandb
+
+        # What it tells of itself would tear the table of a run on a terminal.
+        wandb.setup(wandb.Settings(silent=True))
+        self.settings = settings
+        self.mode: Any = settings.mode or os.environ.get("WANDB_MODE", "online")
+        if self.mode == "online" and not has_credentials():
+            raise ConfigError(
+                "tracker wandb is to be online, and has no API key.",
+                hint="wandb login, or set WANDB_API_KEY, or tracking.wandb.mode=offline and `wandb sync` later.",
+            )
+        self.run: Any = None
+
+    def start(self, run: TrackedRun) -> int:
+        import wandb
+
+        own = self.settings
+        self.run = wandb.init(
+            project=own.project,
+            entity=own.entity,
+            group=own.group,
+            tags=own.tags,
+            mode=self.mode,
+            name=run.name,
+            id=run.id,
+            dir=str(run.folder),
+            config=dict(run.parameters),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                save_code=False,
+                disable_git=True,
+                disable_job_creation=True,
+                x_disable_meta=True,
+                init_timeout=INIT_TIMEOUT_S,
+            ),
+        )
+        there = self.run.step - 1 if self.run.resumed else -1
+        return max(run.sent, there)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # Without commit a step waits for the next one, and a kill loses it.
+        self.run.log(dict(metrics), step=step, commit=True)
+
+    def finish(self, state: State) -> None:
+        self.run.summary["rlctl_state"] = state
+        if state == "interrupted":
+            self.run.mark_preempting()
+        self.run.finish(exit_code=0 if state == "finished" else 1)
+
+
+def has_credentials() -> bool:
+    """Whether W&B finds an API key without asking: in the environment, a netrc file, or its own settings."""
+    import wandb
+
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    settings = wandb.setup().settings
+    host = urlsplit(str(settings.base_url)).hostname or ""
+    return bool(settings.api_key) or any(_netrc_knows(path, host) for path in _netrc_files())
+
+
+def _netrc_files() -> list[Path]:
+    """Source: https://docs.wandb.ai/ref/cli/wandb-login, and NETRC as requests reads it."""
+    named = os.environ.get("NETRC")
+    return [Path(path).expanduser() for path in ([named] if named else ["~/.netrc", "~/_netrc"])]
+
+
+def _netrc_knows(path: Path, host: str) -> bool:
+    try:
+        return netrc.netrc(str(path)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
