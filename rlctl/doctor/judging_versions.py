@@ -31,12 +31,13 @@ def packages(facts: Facts, versions: Versions, *, backend: str | None) -> Iterat
         yield from _package(package, facts, needed=backend in package.backends)
     for bad in versions.bad:
         yield from _bad(bad, facts.packages)
-    yield from _unmet(facts.unmet, versions.accepted)
+    told = {name for package in versions.packages.values() for name in (package.name, *package.also)}
+    yield from _unmet([one for one in facts.unmet if not (one.core and one.requirement in told)], versions.accepted)
 
 
 def _package(package: Package, facts: Facts, *, needed: bool) -> Iterator[Line]:
     name = next((name for name in (package.name, *package.also) if name in facts.packages), None)
-    cure = f"pip install 'rlctl[{package.extra}]'" if package.extra else "pip install rlctl"
+    cure = package.cure
     tested = ", ".join(package.tested)
     if name is None:
         if needed or package.extra is None:
@@ -79,18 +80,16 @@ def _unmet(unmet: Sequence[Unmet], accepted: Mapping[str, Sequence[str]]) -> Ite
 
 
 def _older(version: str, least: str) -> bool:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version) < Version(least)
-    except InvalidVersion:
-        return False
+    return _within(version, f"<{least}")
 
 
 def _within(version: str | None, specifier: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion
-
+    """Whether it is installed, and one of these; never where `packaging`, a line of its own, is not there to tell."""
+    try:
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion
+    except ModuleNotFoundError:
+        return False
     if version is None:
         return False
     try:

@@ -49,11 +49,11 @@ def unmet(installed: Iterable[str], *, extras: Sequence[str]) -> list[Unmet]:
 
 
 def _unmet_of(name: str, extras: Sequence[str]) -> Iterator[Unmet]:
-    from packaging.requirements import InvalidRequirement, Requirement
-
     try:
+        from packaging.requirements import InvalidRequirement, Requirement
+
         texts = metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
+    except ModuleNotFoundError:  # of packaging, or of the package's metadata, whose error is one of these
         return
     for text in texts:
         try:

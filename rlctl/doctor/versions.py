@@ -21,6 +21,11 @@ class Package:
     extra: str | None = None
     backends: Sequence[str] = ()
     also: Sequence[str] = ()
+    install: str | None = None
+
+    @property
+    def cure(self) -> str:
+        return self.install or (f"pip install 'rlctl[{self.extra}]'" if self.extra else "pip install rlctl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,8 @@ def _custom(name: str, options: dict[str, Any]) -> Tracker:
     except AttributeError as error:
         raise ConfigError(f"tracker {name!r}: {module_name} has no {attribute!r}.") from error
     except ModuleNotFoundError as error:
-        where = (
-            "neither installed nor in the current folder" if module_name.startswith(error.name or "?") else "missing"
-        )
-        raise ConfigError(f"tracker {name!r}: the module {error.name!r} is {where}.") from error
+        text = f"tracker {name!r}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}."
+        raise ConfigError(text) from error
     # Code of the user's runs here, and may raise anything.
     except (Exception, SystemExit) as error:
         raise ConfigError(f"tracker {name!r}: importing {module_name} raised {_words(error)}.") from error

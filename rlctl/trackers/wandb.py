@@ -90,8 +90,10 @@ def has_credentials() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     settings = wandb.setup().settings
-    host = urlsplit(str(settings.base_url)).hostname or ""
-    return bool(settings.api_key) or any(_netrc_knows(path, host) for path in _netrc_files())
+    host = urlsplit(str(settings.base_url)).netloc
+    # W&B's own service has had several addresses, and takes the key of any.
+    hosts = [host, "api.wandb.ai"] if host.endswith((".wandb.ai", ".coreweave.com")) else [host]
+    return bool(settings.api_key) or any(_netrc_knows(path, one) for path in _netrc_files() for one in hosts)
 
 
 def _netrc_files() -> list[Path]:
