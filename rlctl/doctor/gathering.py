@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlctl import cache, hub
+from rlctl.backends import registry
 from rlctl.doctor import gpus, machine, network, software
 from rlctl.doctor.facts import BackendFacts, Facts, Space
 from rlctl.doctor.versions import FILE, Versions
@@ -23,7 +24,9 @@ T = TypeVar("T")
 
 
 def gather(versions: Versions, *, run_dir: str, backend: str | None) -> Facts:
-    """Find everything out; takes as long as the slowest part. Raises BackendNotFound."""
+    """Find everything out; takes as long as the slowest part. Raises BackendNotFound, at once."""
+    if backend is not None:
+        registry.get(backend)
     with ThreadPoolExecutor(max_workers=6) as pool:
         torch = pool.submit(software.torch)
         driver = pool.submit(gpus.driver)

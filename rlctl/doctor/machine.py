@@ -85,7 +85,7 @@ def space(purpose: str, path: Path) -> Space:
 def shown(path: Path) -> str:
     """The path without the name of whoever is at home there: what is printed gets pasted."""
     home = os.environ.get("HOME")
-    return f"~/{path.relative_to(home)}" if home and home != "/" and path.is_relative_to(home) else str(path)
+    return str("~" / path.relative_to(home)) if home and home != "/" and path.is_relative_to(home) else str(path)
 
 
 def open_files() -> int | None:
