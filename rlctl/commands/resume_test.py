@@ -43,12 +43,13 @@ def resume_test(
     import contextlib
     import tempfile
 
-    settings = {
+    settings: dict[str, tuple[str, Any]] = {
         "backend": ("--backend", backend),
         "trainer.steps": ("--steps", steps),
         "trainer.save_freq": ("rlctl resume-test", 1),
         "trainer.eval_freq": ("rlctl resume-test", max(1, steps // 2)),
         "run.resume": ("rlctl resume-test", "auto"),
+        "tracking.trackers": ("rlctl resume-test", []),
     }
     loaded = options.load_settings(
         preset=preset, variant=variant, config=config, assignments=assignments, options=settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,6 +19,8 @@ from rlctl.trackers.base import State, TrackedRun
 if TYPE_CHECKING:  # the settings load pydantic
     from rlctl.settings.tracking import WandbSettings
 
+LOG_BLOCK, LOG_HEADER, LOG_ENDS = 32768, 7, (1, 4)
+"""Of LevelDB's log format: bytes of a block and of a header, and the types of a fragment that ends a record."""
 INIT_TIMEOUT_S = 90.0
 """Seconds until a run that cannot be begun is given up; the run's own steps do not wait for it."""
 
@@ -46,7 +48,7 @@ class WandbTracker:
     def start(self, run: TrackedRun) -> int:
         import wandb
 
-        own = self.settings
+        own, offline = self.settings, last_written(run.folder / "wandb", run.id)
         self.run = wandb.init(
             project=own.project,
             entity=own.entity,
@@ -69,8 +71,14 @@ class WandbTracker:
                 init_timeout=INIT_TIMEOUT_S,
             ),
         )
-        there = self.run.step - 1 if self.run.resumed else -1
-        return max(run.sent, there)
+        return self._held(run, offline=offline)
+
+    def _held(self, run: TrackedRun, *, offline: int | None) -> int:
+        """The last step that W&B holds: a kill loses what its own process had not written or sent by then."""
+        if self.mode == "online":
+            return self.run.step - 1 if self.run.resumed else -1
+        # Nothing there: synced and cleaned up.
+        return run.sent if offline is None else offline
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         # Without commit a step waits for the next one, and a kill loses it.
@@ -81,6 +89,36 @@ class WandbTracker:
         if state == "interrupted":
             self.run.mark_preempting()
         self.run.finish(exit_code=0 if state == "finished" else 1)
+
+
+def last_written(folder: Path, run_id: str) -> int | None:
+    """The last step in the files of a run that was offline; None where there are none, -1 where they hold no step."""
+    files = list(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    return max((step for file in files for step in _steps(file)), default=-1) if files else None
+
+
+def _steps(file: Path) -> Iterator[int]:
+    """The steps in a file of W&B's: records of protobuf in LevelDB's log format after seven bytes of its own.
+
+    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md
+    """
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, at, content = file.read_bytes(), LOG_HEADER, b""
+    while at + LOG_HEADER <= len(raw):
+        if LOG_BLOCK - at % LOG_BLOCK < LOG_HEADER:  # too small for a header, so it is padding
+            at += LOG_BLOCK - at % LOG_BLOCK
+            continue
+        end = at + LOG_HEADER + int.from_bytes(raw[at + 4 : at + 6], "little")
+        if end > len(raw):  # cut short by the kill
+            return
+        content += raw[at + LOG_HEADER : end]
+        if raw[at + 6] in LOG_ENDS:
+            record = Record.FromString(content)
+            if record.HasField("history"):
+                yield record.history.step.num
+            content = b""
+        at = end
 
 
 def has_credentials() -> bool:

@@ -83,8 +83,7 @@ def test_tensorboard_knows_hyper_parameters_and_how_the_run_ended(tmp_path: Path
 def test_wandb_offline_is_one_run_with_each_step_once(tmp_path: Path) -> None:
     settings = TrackingSettings(trackers=["wandb"], wandb={"mode": "offline", "project": "mine", "tags": ["a"]})
     two_lives(tmp_path / "run", settings)
-    files = sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb"))
-    lives = [list(wandb_files.records(file)) for file in files]
+    lives = [list(wandb_files.records(file)) for file in wandb_files.files(tmp_path / "run")]
     runs = [record.run for records in lives for record in records if record.WhichOneof("record_type") == "run"]
     assert len(lives) == 2
     assert len({run.run_id for run in runs}) == 1
@@ -106,9 +105,26 @@ def test_wandb_offline_is_one_run_with_each_step_once(tmp_path: Path) -> None:
     assert [any(record.HasField("preempting") for record in records) for records in lives] == [True, False]
 
 
+def test_what_wandb_lost_when_it_was_killed_is_sent_again(tmp_path: Path) -> None:
+    """Its own process writes late: a file that ends before the last steps that it was given, within a record."""
+    settings = TrackingSettings(trackers=["wandb"], wandb={"mode": "offline"})
+    live(tmp_path / "run", settings, range(5))
+    (file,) = wandb_files.files(tmp_path / "run")
+    whole = file.read_bytes()
+    assert wandb_files.steps(file) == [0, 1, 2, 3, 4]
+    while wandb_files.steps(file) != [0, 1]:
+        whole = whole[:-7]
+        file.write_bytes(whole)
+    live(tmp_path / "run", settings, range(3, 6), after=2)
+    (second,) = (path for path in (tmp_path / "run/wandb").glob("offline-run-*/*.wandb") if path != file)
+    wandb_files.wait(second)
+    assert wandb_files.steps(second) == [2, 3, 4, 5]
+
+
 def test_wandb_is_told_nothing_of_the_command_line(tmp_path: Path) -> None:
     """It may hold secrets; W&B's own metadata would have it, the folder, and the code's repository."""
     live(tmp_path / "run", TrackingSettings(trackers=["wandb"], wandb={"mode": "offline"}), [0])
+    wandb_files.files(tmp_path / "run")
     written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert b"score/mean" in written
     assert b"s3cr3t-typed" not in written
@@ -155,5 +171,5 @@ def test_several_at_once_and_one_that_fails_takes_no_other_with_it(tmp_path: Pat
     notes, _ = live(tmp_path / "run", settings, range(3))
     assert len(notes) == 1
     assert notes[0].startswith("tracker tensorboard is switched off, and the run goes on: ")
-    (file,) = (tmp_path / "run/wandb").glob("offline-run-*/*.wandb")
-    assert sum(record.HasField("history") for record in wandb_files.records(file)) == 3
+    (file,) = wandb_files.files(tmp_path / "run")
+    assert wandb_files.steps(file) == [0, 1, 2]

@@ -5,6 +5,7 @@ Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; the file 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,41 @@ def records(path: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
 
     raw, at, content = path.read_bytes(), HEADER, b""
-    while at < len(raw):
+    while at + HEADER <= len(raw):
         left = BLOCK - at % BLOCK
         if left < HEADER:
             at += left
             continue
         length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
-        content += raw[at + HEADER : at + HEADER + length]
         at += HEADER + length
+        if at > len(raw):
+            return
+        content += raw[at - length : at]
         if kind in (FULL, LAST):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(content)
             yield record
             content = b""
+
+
+def files(run: Path) -> list[Path]:
+    """The file of each life of a run, whole."""
+    found = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
+    for file in found:
+        wait(file)
+    return found
+
+
+def wait(file: Path) -> None:
+    """Until W&B's own process has brought a file to its end, shortly after the run's."""
+    deadline = time.monotonic() + 30
+    while not any(record.HasField("exit") for record in records(file)):
+        assert time.monotonic() < deadline, "W&B did not end its file"
+        time.sleep(0.02)
+
+
+def steps(path: Path) -> list[int]:
+    return [record.history.step.num for record in records(path) if record.HasField("history")]
 
 
 def name(item: Any) -> str:
