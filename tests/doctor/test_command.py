@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlctl.commands.doctor import RUN_DIR
 from rlctl.doctor import printing
 from rlctl.doctor.lines import exit_code, fail, ok, warn
+from rlctl.settings.run import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,6 +93,11 @@ def test_it_works_where_nothing_is_installed_but_the_command_line(tmp_path: Path
     assert done.returncode == 3
     for name in ("torch", "numpy", "transformers", "packaging"):
         assert any(line.split()[:2] == ["fail", name] for line in done.stdout.splitlines()), name
+
+
+def test_it_looks_where_runs_go_unless_told_otherwise() -> None:
+    """The settings, which hold the default, may be what cannot be imported."""
+    assert RunSettings().dir == RUN_DIR
 
 
 def test_an_unknown_backend_is_told() -> None:
