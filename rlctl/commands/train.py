@@ -113,9 +113,7 @@ def _print_plan(prepared: Prepared, notes: list[str]) -> None:
     say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")
 
 
-def _train(
-    loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[str, Tracker], *, quiet: bool
-) -> int:
+def _train(loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[str, Tracker], *, quiet: bool) -> int:
     """Run, and return the exit code."""
     import asyncio
 
