@@ -1,26 +1,29 @@
-"""The files of a run: `runs/NAME/` with config.resolved.json, machine.json, metrics.jsonl, samples.jsonl, checkpoints/.
+"""The files of a run: `runs/NAME/` with config.resolved.json, machine.json, metrics.jsonl, samples.jsonl, checkpoints/,
+and ended.json once it has ended.
 
 A run that goes on keeps the lines of the steps that its checkpoint holds and drops later ones, which come again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rlctl import __version__, durable
-from rlctl.errors import CheckpointError, ConfigError
+from rlctl.errors import CheckpointError, ConfigError, RlctlError
 from rlctl.logs import Log, strict
 from rlctl.types import BackendInfo, Rollout
 
 __all__ = ["RunFiles", "run_folder", "sample_record", "spread", "strict"]
 
 CONFIG = "config.resolved.json"
+ENDED = "ended.json"
 STEP = "training/global_step"
 
 
@@ -95,15 +98,40 @@ class RunFiles:
 def sample_record(rollout: Rollout) -> dict[str, Any]:
     return {
         "problem": rollout.problem.id,
+        "source": rollout.problem.source or "data",
         "question": rollout.problem.question,
         "answer": rollout.problem.answer,
         "completion": rollout.text,
         "reward": rollout.reward,
         "scores": dict(rollout.scores),
+        "failures": list(rollout.failures),
         "note": rollout.note,
         "finish_reason": rollout.completion.finish_reason,
         "tokens": len(rollout.completion.token_ids),
+        "prompt_tokens": len(rollout.prompt.token_ids),
     }
+
+
+@contextlib.contextmanager
+def told_ending(folder: Path) -> Iterator[Callable[[int], None]]:
+    """Leave in `ended.json` how the run ended; gives what takes its exit code. A process that is killed leaves nothing.
+
+    An error is written by its message, never by its repr or traceback, which may hold what is secret.
+    """
+    file = folder / ENDED
+    file.unlink(missing_ok=True)
+    ending: dict[str, Any] = {"exit_code": 1, "why": ""}
+    try:
+        yield lambda code: ending.update(exit_code=code)
+    except RlctlError as error:
+        ending = {"exit_code": error.exit_code, "why": f"{type(error).__name__}: {error.message}"}
+        raise
+    except BaseException as error:
+        ending["why"] = type(error).__name__
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # on a full disk the run has ended all the same
+            durable.replace(file, (json.dumps({**ending, "time": time.time()}) + "\n").encode())
 
 
 def spread(rollouts: Sequence[Rollout], count: int) -> Sequence[Rollout]:

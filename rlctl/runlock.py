@@ -12,6 +12,8 @@ import fcntl
 import json
 import os
 import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +51,37 @@ def held(folder: Path, *, note: Callable[[str], None]) -> Iterator[None]:
                 os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process, on this machine or another, holds the folder's lock; None where that cannot be asked.
+
+    Only asks (F_GETLK): a lock taken for a moment would turn away a run that starts in that moment.
+    """
+    path = folder / LOCK
+    if sys.platform != "linux":
+        return None  # struct flock has another order elsewhere
+    try:
+        stat = path.stat()
+        if (stat.st_dev, stat.st_ino) in _held:
+            return True  # the kernel does not tell a process of its own locks, and closing the file would release it
+        with path.open("rb") as stream:
+            # l_type, l_whence, l_start, l_len, l_pid, as <fcntl.h> of Linux has them: any lock on the whole file.
+            answer = fcntl.fcntl(stream, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def left_by(folder: Path) -> str:
+    """Who holds the lock, or held it and was killed, in words; "" where its last holder ended in order."""
+    try:
+        with (folder / LOCK).open("rb") as stream:
+            return _holder(stream.fileno())
+    except OSError:
+        return ""
 
 
 def _lock(descriptor: int, folder: Path, note: Callable[[str], None]) -> None:

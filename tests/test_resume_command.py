@@ -12,7 +12,7 @@ import typer
 from rlctl.commands.debug import replay
 from rlctl.commands.resume import resume
 from rlctl.commands.train import train
-from rlctl.errors import ConfigError
+from rlctl.errors import ConfigError, RewardError
 from tests import runs
 from tests.runs import saved, without_times
 
@@ -107,3 +107,36 @@ def test_a_checkpoint_is_evaluated_only_when_it_is_whole(tiny_llama: Path, tmp_p
     (checkpoint / "fake.npz").write_bytes(b"half")
     with pytest.raises(CheckpointError, match=r"fake\.npz has 4 bytes"):
         target(str(checkpoint))
+
+
+def test_how_a_run_ended_stands_in_its_folder(tiny_llama: Path, tmp_path: Path) -> None:
+    def ended() -> tuple[int, str]:
+        content = json.loads((tmp_path / "runs/run/ended.json").read_text())
+        return content["exit_code"], content["why"]
+
+    with pytest.raises(RewardError):
+        trained(tiny_llama, tmp_path, "reward.functions=tests.test_resume_command:refuses")
+    assert ended()[0] == 1
+    assert ended()[1].startswith("RewardError: the reward failed on all 4 completions")
+    assert trained(tiny_llama, tmp_path) == 0
+    assert ended() == (0, "")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        trained(tiny_llama, tmp_path, "run.resume=never")
+    assert ended() == (0, "")
+
+
+def refuses(problem: Any, completion: str) -> float:
+    raise ValueError("never")
+
+
+def test_a_resumed_run_still_tells_where_its_settings_came_from(tiny_llama: Path, tmp_path: Path) -> None:
+    assert trained(tiny_llama, tmp_path) == 0
+    first = json.loads((tmp_path / "runs/run/config.resolved.json").read_text())
+    for steps in (4, 5):
+        assert code_of(resume, run="run", steps=steps, assignments=["trainer.eval_freq=1"]) == 0
+    after = json.loads((tmp_path / "runs/run/config.resolved.json").read_text())
+    assert (after["preset"], after["total_steps"]) == (first["preset"], 5)
+    assert after["origins"]["trainer.lr"] == first["origins"]["trainer.lr"] == "--set trainer.lr"
+    assert after["origins"]["seed"] == "default"
+    assert after["origins"]["trainer.eval_freq"] == "--set trainer.eval_freq"
+    assert after["origins"]["trainer.steps"] == "--steps"

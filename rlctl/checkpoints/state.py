@@ -69,6 +69,24 @@ def read_config(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} does not hold the settings of a run: {error}.") from error
 
 
+def with_first_origins(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What a run writes down of its settings; for those that it takes from its own folder, where these had come from.
+
+    So a run that was resumed still tells its preset, and which settings were given on the command line that began it.
+    """
+    file = folder / "config.resolved.json"
+    try:
+        before = read_config(file)
+        first = dict(before["origins"])
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        return config
+    taken = {name: first.get(name, origin) for name, origin in config["origins"].items() if origin == str(file)}
+    if not taken:
+        return config
+    origins = {**config["origins"], **taken}
+    return {**config, "preset": before.get("preset"), "variant": before.get("variant"), "origins": origins}
+
+
 def versions() -> dict[str, str]:
     """Of what a result may depend on; a package that is not installed is left out."""
     found = {"rlctl": __version__, "python": platform.python_version()}

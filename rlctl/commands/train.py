@@ -119,6 +119,7 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[s
 
     from rlctl import display, runlock
     from rlctl.loop import backend_for, run
+    from rlctl.runfiles import told_ending
     from rlctl.stopping import leave_soon
     from rlctl.trackers.following import following
 
@@ -130,10 +131,13 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[s
         tell(f"run: {display.shown_path(folder)}")
         tracking = loaded.settings.tracking
         with (
+            # Not before: a run that is refused leaves what the folder says of the one before it.
+            told_ending(folder) as ended,
             display.reporting(quiet=quiet, title=folder.name, history=files.records) as reporter,
             following(trackers, files, settings=tracking, note=reporter.note, leave=leave_soon) as followed,
         ):
             outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files, resume=resume))
+            ended(outcome.exit_code)
             followed.ended(outcome.exit_code)
         for line in display.summary_lines(outcome, prepared):
             display.say(line)
@@ -145,6 +149,7 @@ def _opened(
 ) -> tuple[RunFiles, Resume | None]:
     """The run's files and, where it goes on, from where. Raises ConfigError or CheckpointError where it cannot."""
     from rlctl import resuming
+    from rlctl.checkpoints.state import versions, with_first_origins
     from rlctl.config import dump
 
     plan = resuming.plan(folder, prepared)
@@ -153,10 +158,12 @@ def _opened(
     config = {
         "preset": _preset_name(loaded),
         "variant": loaded.choice.variant.name if loaded.choice.variant else None,
+        "total_steps": prepared.geometry.steps,
+        "versions": versions(),
         "settings": dump(loaded.settings),
         "origins": dict(loaded.origins),
     }
-    return plan.open(folder, config=config, note=tell), plan.resume
+    return plan.open(folder, config=with_first_origins(folder, config), note=tell), plan.resume
 
 
 def _preset_name(loaded: Loaded) -> str | None:
