@@ -31,6 +31,7 @@ from rlctl.commands.presets import app as presets_app
 from rlctl.commands.resume import resume
 from rlctl.commands.resume_test import resume_test
 from rlctl.commands.reward import app as reward_app
+from rlctl.commands.runs import app as runs_app
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
 from rlctl.errors import RlctlError
@@ -65,6 +66,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(debug_app, name="debug")
 app.add_typer(presets_app, name="presets")
 app.add_typer(reward_app, name="reward")
+app.add_typer(runs_app, name="runs")
 app.add_typer(reward_app, name="rewards", hidden=True)  # as it was called when it only listed and described
 
 

@@ -126,6 +126,7 @@ def run_python(code: str) -> str:
         "eval --help",
         "data lint --help",
         "config import --help",
+        "runs report --help",
     ],
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
