@@ -198,7 +198,7 @@ def points(run: Run, name: str) -> list[Point]:
     for record in run.evaluations:
         value, count = number(record.get(name)), number(record.get(f"val-aux/{source}/num_problems"))
         if value is not None:
-            reach = _wilson(value, count) if count and 0 <= value <= 1 else (None, None)
+            reach = _wilson(value, count) if count and count >= 1 and 0 <= value <= 1 else (None, None)
             found.append(Point(record[STEP], value, *reach))
     return found
 

@@ -11,6 +11,9 @@ from typing import Any
 
 Record = Mapping[str, Any]
 
+LARGEST = 1e100
+"""No metric is larger, as float32 ends at 3.4e38; beyond, sums and axes overflow."""
+
 TOLD = 5
 """Faulty lines of a file that are named one by one; further ones are counted."""
 
@@ -66,11 +69,11 @@ def read_object(path: Path) -> tuple[Record, tuple[str, ...]]:
 
 
 def number(value: object) -> float | None:
-    """The value where it is a finite number, else None: text, true, null, and what overflows are none."""
+    """The value where it is a number that can be drawn and summed, else None, as for text, true, null and infinity."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return found if math.isfinite(found) and abs(found) <= LARGEST else None

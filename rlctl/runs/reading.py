@@ -111,7 +111,7 @@ def _by_step(records: tuple[Record, ...], path: Path) -> tuple[tuple[Record, ...
     stepless = repeated = 0
     for record in records:
         step = record.get(STEP)
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**53:
             stepless += 1
             continue
         repeated += step in by_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,4 +142,4 @@ def clean(value: Any) -> Any:
         return {str(key): clean(each) for key, each in value.items()}
     if isinstance(value, list):
         return [clean(each) for each in value]
-    return number(value) if isinstance(value, float) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

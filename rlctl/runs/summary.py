@@ -20,7 +20,8 @@ from rlctl.runs.tables import aligned, as_json, markdown
 def findings(run: Run) -> list[Finding]:
     """What the metrics say is going wrong."""
     limit = run.settings.get("rollout.max_response_length")
-    return diagnose(run.steps, max_response_length=limit if isinstance(limit, int) else None)
+    history = [{name: number(value) for name, value in record.items()} for record in run.steps]
+    return diagnose(history, max_response_length=limit if isinstance(limit, int) else None)
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -119,7 +119,18 @@ def test_a_folder_with_nothing_but_a_lock_is_a_run_without_steps(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [(1, 1.0), (0.5, 0.5), (True, None), ("1", None), (None, None), (float("nan"), None), (10**400, None), ([], None)],
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        (True, None),
+        ("1", None),
+        (None, None),
+        (float("nan"), None),
+        (10**400, None),
+        (1e308, None),
+        (-1e100, -1e100),
+        ([], None),
+    ],
 )
 def test_what_a_number_is(value: object, found: float | None) -> None:
     assert number(value) == found

@@ -162,6 +162,15 @@ def test_a_damaged_folder_has_a_page_that_says_so(tmp_path: Path) -> None:
         assert part in page.text
 
 
+@pytest.mark.parametrize("value", [1e308, 1e100, 1e-320, 2**70])
+def test_values_of_any_size_are_drawn_or_left_out(tmp_path: Path, value: float) -> None:
+    """What no metric can be would overflow sums, percents and axes."""
+    names = [name for name in metrics(1) if name != "training/global_step"]
+    records = [{"training/global_step": n, **dict.fromkeys(names, value * (-1) ** n)} for n in (1, 2, 3)]
+    page = page_of(write_run(tmp_path / "a", [*records, {"training/global_step": 10**30}]))
+    assert "1 lines name no step" in page.text
+
+
 def test_five_thousand_steps_make_a_page_of_a_sensible_size(tmp_path: Path) -> None:
     records = [
         {**metrics(n), "score/mean": math.sin(n / 100), "actor/grad_norm": (n * 7919 % 1000) / 1000}
