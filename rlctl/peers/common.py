@@ -25,7 +25,7 @@ class Batches:
     how: str
 
 
-def batches(book: Book, keys: Sequence[str], sizes: Batches) -> int | None:
+def batches(book: Book, keys: Sequence[str], *, sizes: Batches) -> int | None:
     """Set the batch and the mini-batch; the number of updates a step makes of it, or None where rlctl cannot.
 
     A mini-batch that is no whole number of prompts, or does not divide the batch, is left out: rlctl then makes one
@@ -62,7 +62,7 @@ def _shown(number: Fraction) -> str:
     return str(number) if number.denominator == 1 else f"{float(number):g}"
 
 
-def pair(book: Book, keys: tuple[str, str], setting: str) -> None:
+def pair(book: Book, keys: tuple[str, str], *, setting: str) -> None:
     """Two numbers of the peer that are one list of rlctl's."""
     if not book.waits(keys) and all(book.value(key) is not None for key in keys):
         book.exact(keys, "", {setting: [book.value(key) for key in keys]})
@@ -108,7 +108,7 @@ def share(steps: int, total: int) -> float:
     return ratio if math.ceil(ratio * total) == steps else (steps - 0.5) / total
 
 
-def group_size(book: Book, keys: Sequence[str], size: int | None) -> int | None:
+def group_size(book: Book, keys: Sequence[str], *, size: int | None) -> int | None:
     """Completions a prompt. One has no siblings: rlctl refuses it, and its own default would be another run."""
     if book.waits(keys):
         return None

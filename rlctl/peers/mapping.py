@@ -128,8 +128,8 @@ def _unmapped(book: Book, entry: Entry) -> None:
         book.missing([key], text)
         return
     near = difflib.get_close_matches(key, peer.names(), n=1, cutoff=0.8) or _same_leaf(key, peer.names())
-    hint = f" Did you mean {near[0]}?" if near else ""
-    added = " It was added by hand (+), which hydra lets through and verl does not read." if entry.added else ""
+    hint = f". Did you mean {near[0]}?" if near else ""
+    added = "; added by hand (+), which hydra lets through and verl does not read" if entry.added else ""
     versions = " or ".join(table.version for table in peer.tables)
     text = f"no setting of {peer.title} {versions}; {peer.unknown}{added}{hint}"
     book.put(Group.UNKNOWN, [key], text, effect=Effect.RESULT)

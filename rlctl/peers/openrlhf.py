@@ -59,7 +59,7 @@ def estimator(book: Book) -> None:
 
 def geometry(book: Book) -> None:
     keys = ["rollout.batch_size", "train.batch_size"]
-    size = common.group_size(book, ["rollout.n_samples_per_prompt"], book.whole("rollout.n_samples_per_prompt"))
+    size = common.group_size(book, ["rollout.n_samples_per_prompt"], size=book.whole("rollout.n_samples_per_prompt"))
     if book.waits(keys, "batch sizes are left out"):
         return
     prompts, samples = book.whole(keys[0]), book.whole(keys[1])
@@ -73,7 +73,7 @@ def geometry(book: Book) -> None:
         book.invalid(keys, text)
     else:
         how = f"{prompts} prompts a step; {samples} samples an update / {size} a prompt"
-        common.batches(book, keys, common.Batches(Fraction(prompts), Fraction(samples, size), how))
+        common.batches(book, keys, sizes=common.Batches(Fraction(prompts), Fraction(samples, size), how))
 
 
 def lengths(book: Book) -> None:

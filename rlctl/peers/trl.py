@@ -41,7 +41,7 @@ def rules(book: Book) -> None:
     schedule(book)
     loss(book)
     clipping(book)
-    common.pair(book, ("adam_beta1", "adam_beta2"), "trainer.betas")
+    common.pair(book, ("adam_beta1", "adam_beta2"), setting="trainer.betas")
     draws(book)
     prompt_limit(book)
     importance_sampling(book)
@@ -64,7 +64,7 @@ def draws(book: Book) -> None:
 
 def geometry(book: Book) -> Pace:
     """Batches, in samples and per device in TRL, as prompts."""
-    size = common.group_size(book, ["num_generations"], book.whole("num_generations"))
+    size = common.group_size(book, ["num_generations"], size=book.whole("num_generations"))
     iterations = book.whole("num_iterations") or 1
     if book.waits(SIZES, "batch sizes are left out"):
         return Pace(None)
@@ -91,7 +91,7 @@ def geometry(book: Book) -> Pace:
     sampled = max(sampled, updated)  # an update over several generations, all of one policy, is one larger generation
     how = f"{sampled} completions a generation / {size} a prompt, {updated} an update, on {book.devices} device(s)"
     sizes = common.Batches(Fraction(sampled, size), Fraction(updated, size), how)
-    updates = common.batches(book, SIZES, sizes)
+    updates = common.batches(book, SIZES, sizes=sizes)
     return Pace(updates * iterations if updates else None)
 
 

@@ -54,7 +54,7 @@ def geometry(book: Book) -> None:
         n_keys = [f"{ROLLOUT}n_agent", *n_keys]
     sizes = [book.whole(key) for key in n_keys]
     product = None if None in sizes else (sizes[0] or 0) * (sizes[1] or 0 if len(sizes) > 1 else 1)
-    common.group_size(book, n_keys, product)
+    common.group_size(book, n_keys, size=product)
     keys = ["data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"]
     if book.waits(keys, "the batch is left as it is"):
         return
@@ -63,7 +63,7 @@ def geometry(book: Book) -> None:
         book.invalid(keys, "both must be whole numbers of at least 1")
         return
     how = f"{prompts} prompts a step, {mini} an update: verl counts both in prompts, as rlctl does"
-    common.batches(book, keys, common.Batches(Fraction(prompts), Fraction(mini), how))
+    common.batches(book, keys, sizes=common.Batches(Fraction(prompts), Fraction(mini), how))
 
 
 def kl_term(book: Book) -> None:
