@@ -1,4 +1,4 @@
-"""Write the tables of docs/coming-from.md out of rlctl/peers/maps and rlctl/peers/tables.
+"""Write the tables of docs/coming-from.md out of rlctl/peers/maps and rlctl/peers/defaults.
 
 python scripts/build_coming_from.py            # in place; tests/peers/test_coming_from.py sees that it was done
 """

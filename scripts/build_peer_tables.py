@@ -1,4 +1,4 @@
-"""Read the settings and defaults of TRL, verl and OpenRLHF out of their published wheels into rlctl/peers/tables.
+"""Read the settings and defaults of TRL, verl and OpenRLHF out of their published wheels into rlctl/peers/defaults.
 
     pip download --no-deps -d WHEELS trl==1.16.0 transformers==5.14.1 verl==0.9.1 openrlhf==0.11.2 ...
     python scripts/build_peer_tables.py WHEELS
@@ -20,7 +20,7 @@ import yaml
 
 from rlctl.toml_text import key_text, value_text
 
-OUT = Path(__file__).resolve().parents[1] / "rlctl" / "peers" / "tables"
+OUT = Path(__file__).resolve().parents[1] / "rlctl" / "peers" / "defaults"
 NO_DEFAULT = "(none)"
 """Stands for a setting that has no default, or whose default is computed."""
 

@@ -42,7 +42,7 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
         "rlctl/completion/rlctl.fish",
         "rlctl/completion/rlctl.zsh",
         "rlctl/peers/maps/verl.toml",
-        "rlctl/peers/tables/verl-0.9.1.toml",
+        "rlctl/peers/defaults/verl-0.9.1.toml",
     ):
         assert wanted in names
     assert not any(name.startswith(("tests", "presets")) for name in names)

@@ -1,4 +1,4 @@
-"""What is known of each peer: its settings and defaults by version (`tables/`), and what they are in rlctl (`maps/`).
+"""What is known of each peer: its settings and defaults by version (`defaults/`), and what they are in rlctl (`maps/`).
 
 Tables are read out of the peers' published packages by scripts/build_peer_tables.py, each value under the file it came
 from. Maps are written by hand; `docs/coming-from.md` is made from them.
@@ -136,7 +136,7 @@ def _without(entries: list[dict[str, Any]]) -> Iterator[Without]:
 def _table(name: str, version: str, renamed: Mapping[str, str]) -> Table:
     defaults: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source in _toml(FOLDER / "tables" / f"{name}-{version}.toml")["source"]:
+    for source in _toml(FOLDER / "defaults" / f"{name}-{version}.toml")["source"]:
         for key, value in source["defaults"].items():
             spelled = renamed.get(key, key)
             defaults[spelled] = None if value == "null" else value
