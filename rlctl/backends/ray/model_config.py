@@ -6,32 +6,16 @@ import math
 from typing import Any
 
 from rlctl.backends.ray import sync
+from rlctl.engine.meta import on_meta, read_config
 from rlctl.errors import ModelError
-from rlctl.modelpath import load_errors, locate
 
-
-def read(path: str) -> Any:
-    """The model's config, as that of an unquantized model. Raises ModelError."""
-    from transformers import AutoConfig
-
-    files = locate(path)
-    try:
-        config = AutoConfig.from_pretrained(files.location, **files.arguments())
-    except load_errors() as error:
-        raise ModelError(f"model.path = {path}: its config cannot be read: {str(error).splitlines()[0]}") from error
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    return config
+read = read_config
 
 
 def weights(config: Any, dtype: str) -> sync.Manifest:
     """Name, shape and dtype of every weight of a model with that config, tied ones once; nothing is allocated."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    return {name: sync.TensorRecord(tuple(p.shape), dtype) for name, p in model.named_parameters()}
+    named = on_meta(config, dtype=dtype).named_parameters()
+    return {name: sync.TensorRecord(tuple(p.shape), dtype) for name, p in named}
 
 
 def num_parameters(config: Any) -> int:
