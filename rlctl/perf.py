@@ -9,6 +9,7 @@ Nothing here imports torch; the measured peak of a CPU is in `engine/peak.py`.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -96,14 +97,40 @@ _LESSER = frozenset({"laptop", "mobile", "mig", "d", "vgpu"})
 
 def datasheet_peak(device_name: str) -> float | None:
     """Dense BF16 FLOP/s of a GPU by its full name; None when it is not in the table (L4 is not L40)."""
+    return dict(_PEAKS).get(_datasheet_name(device_name) or "")
+
+
+def _datasheet_name(device_name: str) -> str | None:
     words = device_name.lower().replace("-", " ").split()
     if _LESSER & set(words):
         return None
-    for name, flops in _PEAKS:
+    for name, _ in _PEAKS:
         wanted = name.lower().split()
         if any(words[i : i + len(wanted)] == wanted for i in range(len(words))):
-            return flops
+            return name
     return None
+
+
+# Memory of one device in GB of 10^9 bytes, from the same data sheets: the least that a driver may report. An A100 has
+# 40 or 80, which only a longer name tells.
+_MEMORY = {
+    "GB200": 186, "B200": 180, "H200 NVL": 141, "H200": 141, "H100 NVL": 94, "H100 PCIe": 80, "H100": 80, "MI300X": 192,
+    "L40S": 48, "L4": 24, "A40": 48, "RTX 4090": 24,
+}  # fmt: skip
+
+
+def datasheet_memory(device_name: str) -> float | None:
+    """Bytes of a GPU by its full name: those that the name tells (`A100 80GB`), else its data sheet's; else None."""
+    told = re.search(r"\b([1-9]\d*) ?GB\b", device_name, re.IGNORECASE)
+    if told:
+        return float(told[1]) * 1e9
+    name = _datasheet_name(device_name)
+    return _MEMORY[name] * 1e9 if name in _MEMORY else None
+
+
+def datasheet_names() -> list[str]:
+    """Every GPU in the table of peaks."""
+    return [name for name, _ in _PEAKS]
 
 
 @dataclass(frozen=True, slots=True)

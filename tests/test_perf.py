@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlctl.perf import ModelShape, datasheet_peak, mfu, model_shape
+from rlctl.perf import ModelShape, datasheet_memory, datasheet_names, datasheet_peak, mfu, model_shape
 
 QWEN3_06B = {
     "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -78,3 +78,26 @@ def test_mfu_divides_by_all_devices() -> None:
 )
 def test_peaks_by_full_name(name: str, peak: float | None) -> None:
     assert datasheet_peak(name) == peak
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80),
+        ("H100 NVL", 94),
+        ("nvidia h200", 141),
+        ("A100 40GB", 40),
+        ("NVIDIA A100-SXM4-80GB", 80),
+    ],
+)
+def test_memory_is_that_of_the_name_or_its_data_sheet(name: str, gigabytes: float) -> None:
+    assert datasheet_memory(name) == gigabytes * 1e9
+
+
+@pytest.mark.parametrize("name", ["A100", "RTX 4090 Laptop", "L40", "a toaster"])
+def test_memory_that_no_name_tells_is_none(name: str) -> None:
+    assert datasheet_memory(name) is None
+
+
+def test_every_gpu_with_a_peak_is_named() -> None:
+    assert {"H100", "A100", "MI300X"} <= set(datasheet_names())
