@@ -26,6 +26,7 @@ from rlctl.commands.data import app as data_app
 from rlctl.commands.debug import app as debug_app
 from rlctl.commands.doctor import doctor
 from rlctl.commands.eval import evaluate
+from rlctl.commands.plan import plan
 from rlctl.commands.plugins import plugins
 from rlctl.commands.presets import app as presets_app
 from rlctl.commands.resume import resume
@@ -57,6 +58,7 @@ app.command(short_help="Go on with a run that stopped.")(resume)
 app.command(short_help="Run a few steps and judge them.")(smoke)
 app.command("resume-test", short_help="Kill a run, resume it, compare.")(resume_test)
 app.command("eval", short_help="Sample and grade a model, or compare two.")(evaluate)
+app.command(short_help="Say what a run needs, and whether it fits.")(plan)
 app.command("check-backend", short_help="Say how a run would call a backend.")(check_backend)
 app.command(short_help="Check this machine; say what is wrong, and the cure.")(doctor)
 app.command(short_help="List backends, and plugins that fail.")(plugins)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -43,14 +43,23 @@ class Geometry:
     max_tokens_per_step: int
 
     def lines(self) -> list[str]:
-        updates = "update" if self.updates_per_step == 1 else "updates"
-        step = f"{self.prompts_per_step} prompts, {self.samples_per_step} samples, {self.updates_per_step} {updates}"
         run = f"{self.steps * self.samples_per_step:,} samples, {self.steps * self.updates_per_step:,} updates"
         return [
             f"problems: {self.num_problems:,} to train on, {self.num_eval_problems:,} to evaluate on",
-            f"a step: {step}, at most {self.max_tokens_per_step:,} tokens",
+            step_line(
+                self.prompts_per_step,
+                samples=self.samples_per_step,
+                updates=self.updates_per_step,
+                max_tokens=self.max_tokens_per_step,
+            ),
             f"the run: {self.steps} steps ({self.steps_per_epoch:,} an epoch), {run}",
         ]
+
+
+def step_line(prompts: int, *, samples: int, updates: int, max_tokens: int) -> str:
+    """A step's counts, in words."""
+    many = "update" if updates == 1 else "updates"
+    return f"a step: {prompts} prompts, {samples} samples, {updates} {many}, at most {max_tokens:,} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,7 @@ def load_policy(settings: Settings) -> Policy:
             hint="model.tokenizer can name a tokenizer that has one.",
         )
     model_config = tokenizers.model_json(model, "config.json")
-    _must_fit_context(settings, model_config)
+    must_fit_context(settings, model_config)
     return Policy(model, tokenizer, end_token_ids, model_config)
 
 
@@ -159,7 +168,8 @@ def _num_shared_questions(pools: Sequence[Pool], evaluation: Sequence[Problem]) 
     return len(overlapping(data.joined(listed), evaluation)) if listed else 0
 
 
-def _must_fit_context(settings: Settings, model_config: dict[str, Any]) -> None:
+def must_fit_context(settings: Settings, model_config: Mapping[str, Any]) -> None:
+    """Raises ConfigError when a prompt and a completion at their limits leave the model's context."""
     context = model_config.get("max_position_embeddings")
     longest = settings.data.max_prompt_length + settings.rollout.max_response_length
     if isinstance(context, int) and longest > context:

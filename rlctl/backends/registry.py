@@ -29,7 +29,7 @@ from rlctl.errors import BackendNotFound, BackendUnavailable, ConfigError, Rlctl
 GROUP = "rlctl.backends"
 VARIABLE = "RLCTL_PLUGINS"
 
-Part = Literal["backend", "settings", "client", "protocol"]
+Part = Literal["backend", "settings", "client", "protocol", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class BackendSpec:
     protocol: str = ""
     contract: str = ""
     """"package:file.toml" inside a package: what the backend calls, for `rlctl check-backend`."""
+    memory: str = ""
+    """What lays out the memory that a run will hold, for `rlctl plan`: a `planning.memory.MemoryPlanner`."""
     install: str = ""
     origin: str = ""
     """Who registered it, in words."""
@@ -84,6 +86,7 @@ def register(
     client: str = "",
     protocol: str = "",
     contract: str = "",
+    memory: str = "",
     install: str = "",
 ) -> None:
     """Announce a backend, each part as "module:Class", its contract as "package:file.toml".
@@ -92,7 +95,7 @@ def register(
     """
     origin = _opening[-1].origin if _opening else f"module {sys._getframe(1).f_globals.get('__name__', '?')}"
     version = _opening[-1].version if _opening else None
-    spec = BackendSpec(name, backend, settings, client, protocol, contract, install, origin, version)
+    spec = BackendSpec(name, backend, settings, client, protocol, contract, memory, install, origin, version)
     _check_parts(spec)
     _check_name_is_free(spec)
     _specs[name] = spec
@@ -283,12 +286,14 @@ register(
     "local",
     backend="rlctl.backends.local.backend:LocalBackend",
     settings="rlctl.backends.local.settings:LocalSettings",
+    memory="rlctl.backends.local.memory:LocalMemory",
     install="pip install rlctl",
 )
 register(
     "ray",
     backend="rlctl.backends.ray.backend:RayBackend",
     settings="rlctl.backends.ray.settings:RaySettings",
+    memory="rlctl.backends.ray.memory:RayMemory",
     install="pip install 'rlctl[ray]'",
 )
 _opening.clear()

@@ -20,11 +20,12 @@ from rlctl.backends.ray import rollouts, sync
 from rlctl.backends.ray.actors import answer, ask
 from rlctl.backends.ray.balance import balance
 from rlctl.backends.ray.fleet import HEAD, Fleet
+from rlctl.backends.ray.placement import must_hold_whole_weights
 from rlctl.backends.ray.sampler import probe_ids
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.backends.ray.waiting import Patience, answers
 from rlctl.engine.limits import must_know_ids
-from rlctl.errors import BackendError, CheckpointError, ConfigError
+from rlctl.errors import BackendError, CheckpointError
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -66,11 +67,7 @@ class RayBackend(Backend[RaySettings]):
         """The samplers with which the trainers have a transfer open."""
 
     async def start(self) -> BackendInfo:
-        if self.job.lora is not None and self.settings.zero_stage == 3:
-            raise ConfigError(
-                "model.lora.rank > 0 needs whole weights, which remote_backend.ray.zero_stage = 3 cuts.",
-                hint="set remote_backend.ray.zero_stage = 2: LoRA has few gradients and moments to spread.",
-            )
+        must_hold_whole_weights(self.settings, self.job)
         await self.fleet.start()
         await self.sync_weights()
         return self.fleet.started.info

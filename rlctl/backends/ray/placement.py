@@ -15,6 +15,7 @@ from typing import Literal
 
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.errors import ConfigError
+from rlctl.types import JobSpec
 
 Device = Literal["cpu", "cuda"]
 Bundle = Mapping[str, float]
@@ -48,6 +49,15 @@ def plan(settings: RaySettings, *, device: Device) -> Plan:
     if device == "cuda" and settings.colocate:
         return _colocated_on_gpus(settings)
     return _colocated_on_cpus(settings) if settings.colocate else _apart(settings, device=device)
+
+
+def must_hold_whole_weights(settings: RaySettings, job: JobSpec) -> None:
+    """Raises ConfigError for LoRA where ZeRO cuts the weights."""
+    if job.lora is not None and settings.zero_stage == 3:
+        raise ConfigError(
+            "model.lora.rank > 0 needs whole weights, which remote_backend.ray.zero_stage = 3 cuts.",
+            hint="set remote_backend.ray.zero_stage = 2: LoRA has few gradients and moments to spread.",
+        )
 
 
 def _colocated_on_gpus(settings: RaySettings) -> Plan:
