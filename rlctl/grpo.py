@@ -54,13 +54,14 @@ async def grpo_step(
     lr: float,
     more: More | None = None,
     refused: Callable[[Refused], Awaitable[None]] | None = None,
+    watch: Stopwatch | None = None,
 ) -> StepReport:
     """Sample, score, compare, update, publish: one step on P problems.
 
     With `more`, groups without signal are replaced by groups of the further problems it gives. `refused` is told
     of each update that was not taken, before the next one.
     """
-    watch = Stopwatch()
+    watch = watch or Stopwatch()
     sampler = Sampler(backend, tokenizer, score, n=config.n, sampling=config.sampling, seed=config.seed, watch=watch)
     sampled = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=config.max_refills)  # [P][n]
 
@@ -69,16 +70,16 @@ async def grpo_step(
     num_updates = config.ppo_epochs * sum(map(bool, batches))
 
     if num_updates > 1 or config.always_score_before_update:
-        with watch("old_log_prob"):
+        async with watch("old_log_prob"):
             batches = [with_old(batch, await backend.log_probs(batch)) for batch in batches]
 
     if config.loss.kl_coef > 0:
-        with watch("ref"):
+        async with watch("ref"):
             batches = [with_reference(batch, await backend.log_probs(batch, reference=True)) for batch in batches]
 
     losses: list[LossStats] = []
     updates: list[OptimStats] = []
-    with watch("update_actor"):
+    async with watch("update_actor"):
         for batch in [batch for _ in range(config.ppo_epochs) for batch in batches if batch]:
             denominator = loss_denominator(batch, config.loss)
             losses.append(await backend.forward_backward(batch, loss=config.loss, loss_denominator=denominator))
@@ -87,7 +88,7 @@ async def grpo_step(
                 number, loss = len(updates) - 1, losses[-1].loss
                 await refused(Refused(number, batch, denominator, loss, updates[-1].grad_norm))
 
-    with watch("update_weights"):
+    async with watch("update_weights"):
         sync = await backend.sync_weights()
 
     rows = [row for batch in batches for row in batch]

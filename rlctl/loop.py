@@ -20,7 +20,7 @@ from rlctl.errors import CheckpointError, Interrupted, NonFinite
 from rlctl.evaluation import evaluate
 from rlctl.hangwatch import HangWatch
 from rlctl.logs import strict
-from rlctl.outcome import Outcome, Reporter
+from rlctl.outcome import Meter, Outcome, Reporter
 from rlctl.prepare import Prepared, epoch_of, feed_of
 from rlctl.recipe import backend_for, grpo_config, learning_rate, saver_for
 from rlctl.report import Metrics
@@ -45,6 +45,7 @@ async def run(
     resume: Resume | None = None,
     keep_reports: bool = False,
     evaluate: bool = True,
+    meter: Meter | None = None,
 ) -> Outcome:
     """Train as the settings say; without `files` nothing is written. Raises RlctlError on the first failure."""
     limits = prepared.settings.run
@@ -68,6 +69,7 @@ async def run(
             run_ = _Run(
                 prepared, watched, reporter, files, outcome, stopping, keep_reports=keep_reports, evaluates=evaluate
             )
+            run_.meter = meter
             await run_.all_steps(resume)
             return outcome
         finally:
@@ -119,6 +121,7 @@ class _Run:
         )
         self.fingerprints = fingerprints(prepared)
         self.total = prepared.geometry.steps
+        self.meter: Meter | None = None
         self.done = 0
         self.owed: Metrics | None = None
         """The metrics of the last step, while its evaluation, cut off by a signal, is still to be made."""
@@ -175,7 +178,7 @@ class _Run:
             return
         seconds = time.perf_counter() - start
         self.stopping.longest_step_s = max(seconds, self.stopping.longest_step_s)
-        await self._conclude(done, seconds)
+        await self._conclude(done, seconds - (self.meter.spent() if self.meter else 0.0))
         if self.saver:
             await self.saver.finish_if_done()
             if self._save_is_due(step):
@@ -192,6 +195,7 @@ class _Run:
             lr=learning_rate(self.settings, step, total=self.total),
             more=(lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None,
             refused=lambda refused: self.safeguard.keep(step, refused),
+            watch=self.meter.stopwatch() if self.meter else None,
         )
 
     async def _conclude(self, done: StepReport, seconds: float) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlctl.perf import Stopwatch
 from rlctl.report import Metrics
 from rlctl.runfiles import STEP
 from rlctl.stopping import OUT_OF_TIME
@@ -42,6 +43,14 @@ class Reporter:
 
     def abort(self) -> None:
         """Leave the terminal as it was: the process is about to end."""
+
+
+class Meter(Protocol):
+    """Whoever times the phases of a run more closely; `stopwatch` is asked for at the beginning of each step."""
+
+    def stopwatch(self) -> Stopwatch: ...
+    def spent(self) -> float:
+        """Seconds of the last step that were the meter's, and not the step's."""
 
 
 @dataclass

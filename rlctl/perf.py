@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,8 +166,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def __call__(self, phase: str) -> AsyncIterator[None]:
         start = time.perf_counter()
         try:
             yield

@@ -46,11 +46,11 @@ class Sampler:
 
     async def groups(self, problems: Sequence[Problem], purpose: int | str) -> Groups:
         """[P] problems -> [P][n] rollouts. `purpose`, a step or a word, decides the random numbers with the seed."""
-        with self.watch("gen"):
+        async with self.watch("gen"):
             prompts = [Prompt(self.tokenizer.encode(p), prompt_seed(self.seed, purpose, p.id)) for p in problems]
             completions = await self.backend.generate(prompts, n=self.n, sampling=self.sampling)
             self.stats = self.stats + self.backend.generate_stats
-        with self.watch("reward"):
+        async with self.watch("reward"):
             return await self._scored(problems, prompts, completions)
 
     async def _scored(

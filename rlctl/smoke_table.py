@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from rlctl.baselines import words
+from rlctl.baselines.file import Baseline
+from rlctl.baselines.judging import Judgement
+from rlctl.baselines.record import Record
 from rlctl.display import COLUMNS, LOSS_NOTE, Metrics, peak_words
 from rlctl.runfiles import strict
 from rlctl.types import BackendInfo
@@ -17,16 +22,54 @@ HEADINGS = ("step", "MFU", "TFLOP/s", "loss", "score", "signal", "grad norm", "t
 BY_HEADING = {column.heading: column for column in COLUMNS}
 
 
-def render(metrics: Sequence[Metrics], checks: Sequence[Check], info: BackendInfo, *, style: Style) -> str:
-    """The steps, the machine, and the verdict."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the steps: the runs, settings that nothing read, and what became of a baseline."""
+
+    runs: Sequence[Record]
+    unread: Sequence[str] = ()
+    judgement: Judgement | None = None
+    written: Baseline | None = None
+    written_to: str = ""
+
+
+NOTHING = Beside(())
+
+
+def render(
+    metrics: Sequence[Metrics],
+    checks: Sequence[Check],
+    info: BackendInfo,
+    *,
+    style: Style,
+    beside: Beside = NOTHING,
+) -> str:
+    """The steps (of the first run, where there are several), the comparison, the machine, and the verdict."""
     if style == "json":
-        return _json(metrics, checks, info)
+        return _json(metrics, checks, info, beside)
     rows = [[BY_HEADING[heading].text(step) for heading in HEADINGS] for step in metrics]
     table = _markdown(rows) if style == "markdown" else _aligned(rows)
     bullet = "- " if style == "markdown" else "  "
     lines = [f"{bullet}{'ok  ' if check.holds else 'FAIL'} {check.name}: {check.reason}" for check in checks]
     verdict = f"verdict: training {'works' if passed(checks) else 'does not work'} here"
-    return "\n".join([*table, "", *_machine(metrics, info), "", LOSS_NOTE, "", *lines, "", verdict])
+    parts = [
+        table, _comparison(beside), _machine(metrics, info, beside), _findings(beside, bullet=bullet), [LOSS_NOTE],
+        [f"{bullet}{line}" for line in beside.unread], lines, [verdict],
+    ]  # fmt: skip
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _comparison(beside: Beside) -> list[str]:
+    """One line, which says how the runs compare."""
+    if beside.judgement is not None:
+        return [words.comparison_line(beside.judgement, num_runs=len(beside.runs))]
+    return [words.written_line(beside.written_to, beside.written)] if beside.written is not None else []
+
+
+def _findings(beside: Beside, *, bullet: str) -> list[str]:
+    runs = words.runs_lines(beside.runs) if len(beside.runs) > 1 else []
+    findings = [*words.lines(beside.judgement), words.LEGEND] if beside.judgement is not None else []
+    return [f"{bullet}{line}" for line in (*runs, *findings)]
 
 
 def passed(checks: Sequence[Check]) -> bool:
@@ -47,13 +90,19 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
 
 
-def _machine(metrics: Sequence[Metrics], info: BackendInfo) -> list[str]:
+def _machine(metrics: Sequence[Metrics], info: BackendInfo, beside: Beside) -> list[str]:
     machine = f"{info.num_devices} x {info.device}, {info.dtype}, {info.num_parameters / 1e6:.4g} M parameters"
     reasons = {str(step["perf/mfu/actor/reason"]) for step in metrics if step.get("perf/mfu/actor/reason")}
-    return [f"{machine}; {peak_words(info)}", *(f"MFU n/a: {r}" for r in sorted(reasons) if info.peak_flops)]
+    unknown = [f"MFU n/a: {r}" for r in sorted(reasons) if info.peak_flops]
+    return [f"{machine}; {peak_words(info)}", *unknown, *(_versions(run.key) for run in beside.runs[:1])]
 
 
-def _json(metrics: Sequence[Metrics], checks: Sequence[Check], info: BackendInfo) -> str:
+def _versions(key: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in key["versions"].items())
+    return f"{key['processor']}; backend {key['backend']}, model {key['model']}; {versions}"
+
+
+def _json(metrics: Sequence[Metrics], checks: Sequence[Check], info: BackendInfo, beside: Beside) -> str:
     machine = {
         "device": info.device,
         "num_devices": info.num_devices,
@@ -62,13 +111,15 @@ def _json(metrics: Sequence[Metrics], checks: Sequence[Check], info: BackendInfo
         "peak_flops": info.peak_flops,
         "peak_source": info.peak_source,
     }
-    return json.dumps(
-        {
-            "passed": passed(checks),
-            "checks": [{"name": c.name, "holds": c.holds, "reason": c.reason} for c in checks],
-            "machine": machine,
-            "steps": [strict(step) for step in metrics],
-        },
-        indent=2,
-        allow_nan=False,
-    )
+    tree = {
+        "passed": passed(checks),
+        "checks": [{"name": c.name, "holds": c.holds, "reason": c.reason} for c in checks],
+        "machine": machine,
+        "unread_settings": list(beside.unread),
+        "steps": [strict(step) for step in metrics],
+    }
+    if beside.judgement is not None:
+        tree["baseline"] = words.tree(beside.judgement, num_runs=len(beside.runs))
+    if beside.written is not None:
+        tree["written_baseline"] = beside.written_to
+    return json.dumps(tree, indent=2, allow_nan=False)

@@ -113,6 +113,12 @@ class Backend(ABC, Generic[SettingsT]):
         """What each process that works for this backend is doing, by name, for a person; {} where there is no other."""
         return {}
 
+    async def reference_work(self, repetitions: int) -> bool:
+        """Do a fixed piece of work that often where the model is computed, so that whoever waits for it learns what
+        the machine gives at the moment; False where the backend has none.
+        """
+        return False
+
     @abstractmethod
     async def load(self, path: Path) -> None:
         """Continue from what `save` wrote: model, optimizer and RNG."""

@@ -61,6 +61,9 @@ class Watched(Backend[Any]):
     async def snapshot(self) -> Snapshot | None:
         return await self.watch.until("a copy of the weights (snapshot)", self.inner.snapshot())
 
+    async def reference_work(self, repetitions: int) -> bool:
+        return await self.watch.until("the reference work", self.inner.reference_work(repetitions))
+
     async def load(self, path: Path) -> None:
         await self.watch.until(f"{path} to be loaded (load)", self.inner.load(path))
 

@@ -28,6 +28,7 @@ from rlctl.engine.limits import compute_dtype, max_memory_bytes, must_fit_contex
 from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
+from rlctl.engine.reference import Reference
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, NonFiniteWeights
 from rlctl.types import (
     BackendInfo,
@@ -64,6 +65,7 @@ class LocalBackend(Backend[LocalSettings]):
         self._policy: Policy | None = None
         self._optimizer: MasterOptimizer | None = None
         self._reference: Policy | None = None
+        self._reference_work: Reference | None = None
         self._closed = False
         # One thread for all torch work: the loop stays free, and OpenMP keeps one pool of threads. (A second pool, from
         # torch in any other thread, makes both sleep between operations: sampling at half the speed.)
@@ -200,6 +202,16 @@ class LocalBackend(Backend[LocalSettings]):
             raise BackendError(f"{len(stale)} weights of the sampler are not the trainer's: {', '.join(stale[:5])}.")
         return SyncReport(len(expected), len(written), self.optimizer.version)
 
+    async def reference_work(self, repetitions: int) -> bool:
+        def work() -> bool:
+            policy = self.policy
+            if self._reference_work is None:
+                self._reference_work = Reference(policy.causal_lm.config, device=policy.device, dtype=policy.dtype)
+            self._reference_work.work(repetitions)
+            return True
+
+        return await self._run(work)
+
     async def snapshot(self) -> LocalSnapshot:
         return await self._run(self._snapshot)
 
@@ -233,7 +245,7 @@ class LocalBackend(Backend[LocalSettings]):
 
     async def close(self) -> None:
         self._closed = True
-        self._policy = self._optimizer = self._reference = None
+        self._policy = self._optimizer = self._reference = self._reference_work = None
         self._thread.shutdown(wait=False, cancel_futures=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
