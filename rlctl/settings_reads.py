@@ -35,9 +35,10 @@ class Reads:
 
     def watch(self, settings: Settings) -> Settings:
         """A copy of the settings whose every read is kept here; as frozen, as equal, and to be copied as before."""
-        return self._watched(settings, "")
+        return self.watched(settings, "")
 
-    def _watched(self, block: BlockT, name: str) -> BlockT:
+    def watched(self, block: BlockT, name: str) -> BlockT:
+        """The same of one table, whose settings are called `name` and their own."""
         watched = copy.copy(block)
         for key, value in vars(watched).items():
             vars(watched)[key] = self._value(value, f"{name}.{key}" if name else key)
@@ -47,7 +48,7 @@ class Reads:
 
     def _value(self, value: Any, name: str) -> Any:
         if is_block(type(value)):
-            return self._watched(value, name)
+            return self.watched(value, name)
         if isinstance(value, dict):
             return {key: self._value(item, f"{name}.{key}") for key, item in value.items()}
         if isinstance(value, list | tuple) and any(is_block(type(item)) for item in value):
@@ -79,9 +80,13 @@ def _watching(plain: type[BlockT], name: str, reads: Reads) -> type[BlockT]:
         reads.names.update(prefix + key for key in fields if name)
         return plain.model_dump(self, *arguments, **options)
 
+    def tables(self: Any) -> list[Any]:
+        made = plain.tables(self)  # type: ignore[attr-defined]  # asked only of the block that has it
+        return [table if PLAIN in vars(type(table)) else reads.watched(table, name) for table in made]
+
     namespace = {
         "__getattribute__": read, "__reduce_ex__": reduce, "__eq__": equals, "__hash__": plain.__hash__,
-        "model_dump": dump, PLAIN: plain,
+        "model_dump": dump, PLAIN: plain, **({"tables": tables} if hasattr(plain, "tables") else {}),
     }  # fmt: skip
     # Not through pydantic's metaclass, which would build a validator that nobody calls.
     made: Any = type.__new__(type(plain), plain.__name__, (plain,), {"__module__": plain.__module__, **namespace})
@@ -134,8 +139,15 @@ def unread(settings: Settings, reads: Reads, origins: Mapping[str, str]) -> list
             _why(name, settings, reads),
         )
         for name, value, annotation in _changed(settings, "")
-        if name not in reads.names
+        if not _was_read(name, reads)
     ]
+
+
+def _was_read(name: str, reads: Reads) -> bool:
+    """A column that `[data]` says for all of several sources is read through any of them."""
+    key = name.removeprefix("data.")
+    of_sources = {f"data.{read.partition('].')[2]}" for read in reads.names if read.startswith("data.sources[")}
+    return name in reads.names or (name != key and name in of_sources)
 
 
 def worth_telling(found: Sequence[Unread]) -> list[Unread]:

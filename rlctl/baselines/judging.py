@@ -10,8 +10,8 @@ step and their differences are what is averaged. Two things make them uncertain,
   of a spread, so it is moderated towards the one found here (Smyth 2004, https://doi.org/10.2202/1544-6115.1027,
   section 4: a weighted mean of variances, the prior's weight as degrees of freedom).
 
-The verdict asks for the effect that matters, SMALLEST, and not only for one that is not 0: regression where the
-interval lies above 0 and the estimate at SMALLEST or more, pass where the whole interval lies below SMALLEST, else
+The verdict asks for an effect that matters, and not only for one that is not 0: regression where the interval lies
+above 0 and the estimate is nearer to EFFECT than to nothing, pass where the interval excludes EFFECT, else
 inconclusive.
 """
 
@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 from typing import Any, Literal
 
 from rlctl import statistics
@@ -30,10 +30,11 @@ from rlctl.baselines.record import COUNTS, RESULTS, Record, Step
 
 Outcome = Literal["pass", "changed", "regression", "inconclusive"]
 
-SMALLEST = 0.05
-"""The smallest slow-down that matters, as a fraction of the time."""
+EFFECT = 0.10
+"""The slow-down that must not be missed, as a fraction of the time; an estimate below half of it is none."""
+SMALLEST = EFFECT / 2
 SMALLEST_SCORE = 0.05
-LEVEL = 0.99
+LEVEL = 0.98
 """Of the intervals: three times are judged in every run, and twenty unchanged ones should raise no alarm."""
 MIN_WINDOW = 8
 """Steps after the warm-up that a judgement needs: of fewer, a fifth trimmed at each end leaves too little."""
@@ -251,7 +252,7 @@ def cost(step: Step, *, phase: str, work: Callable[[Step], float | None]) -> flo
 def _speed_outcome(estimate: Estimate) -> Outcome:
     if estimate.low > 0 and estimate.value >= SMALLEST:
         return "regression"
-    return "pass" if estimate.high < SMALLEST else "inconclusive"
+    return "pass" if estimate.high < EFFECT else "inconclusive"
 
 
 def _percent(estimate: Estimate) -> str:
@@ -271,9 +272,9 @@ class Estimate:
 
 
 class Paired:
-    """A figure of every step in the window, now against the mean of the baseline's runs in the same step.
+    """A figure of every step in the window, now against the baseline's runs in the same step, in logarithms.
 
-    All in logarithms.
+    Of the baseline's runs it is the median: what one of them met in that step is not what the step costs.
 
     `spread` is what is believed of the standard deviation of whole runs before seeing any.
     """
@@ -288,16 +289,18 @@ class Paired:
         before, now = _whole(self.before), _whole(self.now)
         if before is None or now is None:
             return None
-        means = [fmean(values) for values in zip(*before, strict=True)]
+        usual = [median(values) for values in zip(*before, strict=True)]
         mine = [fmean(values) for values in zip(*now, strict=True)]
-        centre, error, freedom = trimmed_mean([a - b for a, b in zip(mine, means, strict=True)])
-        runs = self._spread_of_runs(before, means) * math.sqrt(1 / len(now) + 1 / len(before))
+        centre, error, freedom = trimmed_mean([a - b for a, b in zip(mine, usual, strict=True)])
+        runs = self._spread_of_runs(before, usual) * math.sqrt(1 / len(now) + 1 / len(before))
         reach = t_quantile((1 + LEVEL) / 2, freedom) * math.hypot(error, runs)
         return Estimate(*(math.expm1(value) for value in (centre, centre - reach, centre + reach)))
 
-    def _spread_of_runs(self, before: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-        apart = [trimmed_mean([a - b for a, b in zip(run, means, strict=True)])[0] for run in before]
-        known = RUN_SPREAD_WEIGHT * self.spread**2 + sum(value**2 for value in apart)
+    def _spread_of_runs(self, before: Sequence[Sequence[float]], usual: Sequence[float]) -> float:
+        """Beyond what their steps explain, which is in the error of the mean already."""
+        apart = [trimmed_mean([a - b for a, b in zip(run, usual, strict=True)]) for run in before]
+        seen = max(0.0, sum(centre**2 - error**2 for centre, error, _ in apart))
+        known = RUN_SPREAD_WEIGHT * self.spread**2 + seen
         return math.sqrt(known / (RUN_SPREAD_WEIGHT + len(before) - 1))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlctl.baselines.file import WARMUP, Baseline
-from rlctl.baselines.judging import LEVEL, SMALLEST, Finding, Judgement, trimmed_mean
+from rlctl.baselines.judging import EFFECT, LEVEL, SMALLEST, Finding, Judgement, trimmed_mean
 from rlctl.baselines.record import Record
 
 VERDICTS: Mapping[str, str] = {
@@ -39,8 +39,8 @@ def lines(judgement: Judgement) -> list[str]:
 
 
 LEGEND = (
-    f"times are own seconds over those of reference work beside them, with {100 * LEVEL:.0f} % intervals; + is slower, and "
-    f"{100 * SMALLEST:.0f} % is the least that counts"
+    f"times are own seconds over those of reference work beside them, with {100 * LEVEL:.0f} % intervals; + is slower, "
+    f"{100 * SMALLEST:.0f} % the least that counts, and to pass {100 * EFFECT:.0f} % must be out of the question"
 )
 
 

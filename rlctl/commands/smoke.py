@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # loaded only by a command that runs
 
 
 SMOKE_STEPS = 6
-BASELINE_STEPS = 32
+BASELINE_STEPS = 48
 """Enough for a slow-down of a tenth to stand out from the noise of a machine that others use."""
 BASELINE_RUNS = 3
 
@@ -39,7 +39,7 @@ Runs = Annotated[
 def smoke(
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps to run; 6, 32 for a baseline, unless you set trainer.steps."),
+        typer.Option(min=1, help="Steps to run; 6, 48 for a baseline, unless you set trainer.steps."),
     ] = None,
     preset: options.Preset = "smoke",
     variant: options.Variant = None,

@@ -148,7 +148,8 @@ class DataSettings(SourceBlock):
 
     def tables(self) -> list[MixedSourceSettings]:
         """The sources of a run, one or several. What a table leaves out, columns say, it takes from `[data]`."""
-        common = {key: getattr(self, key) for key in SourceBlock.model_fields}
+        # Not by attribute: what is copied is not yet read (settings_reads.py).
+        common = {key: vars(self)[key] for key in SourceBlock.model_fields}
         if not self.sources:
             return [MixedSourceSettings(**common)]
         shared = {key: value for key, value in common.items() if key not in _OWN}
