@@ -15,7 +15,8 @@ RlctlError                     exit 1  every error rlctl raises on purpose
     NonFiniteWeights           exit 4  a weight is not finite, so that no checkpoint may hold it
   Interrupted                  129.. a signal came before there was anything to save: 128 + its number
 
-Beside these: 0 success; 4 also for a smoke run whose verdict is no; 75 when `trainer.save_before` ended a run that is
+Beside these: 0 success; 4 also for a smoke run whose verdict is no, or that is worse than its baseline; 5 for one of
+which that cannot be told; 75 when `trainer.save_before` ended a run that is
 not complete; 129, 130 and 143 after SIGHUP, Ctrl-C and SIGTERM.
 """
 

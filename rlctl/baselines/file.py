@@ -44,12 +44,12 @@ class Baseline:
 
 def must_be_writable(path: Path) -> None:
     """Before any second of compute. Raises ConfigError where the file cannot be written, or stands there already."""
-    if path.exists():
-        raise ConfigError(
-            f"--write-baseline {path}: {'a folder' if path.is_dir() else 'a file'} of that name is there already.",
-            hint="remove it, or write another.",
-        )
     try:
+        if path.exists():
+            raise ConfigError(
+                f"--write-baseline {path}: {'a folder' if path.is_dir() else 'a file'} of that name is there already.",
+                hint="remove it, or write another.",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.with_name(f".{path.name}.probe")
         probe.touch()
