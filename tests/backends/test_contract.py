@@ -126,6 +126,19 @@ async def _start_and_close(backend: AnyBackend) -> Any:
         await backend.close()
 
 
+def test_reference_work_touches_nothing_that_is_computed(make: Callable[..., AnyBackend]) -> None:
+    async def around(backend: AnyBackend) -> tuple[Any, Any, bool]:
+        rows = await sampled(backend, 1)
+        before = await backend.log_probs(rows)
+        there = await backend.reference_work(2)
+        return before, await backend.log_probs(rows), there
+
+    before, after, there = run(make(), around)
+    assert isinstance(there, bool)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_generate_gives_n_completions_a_prompt_with_their_logprobs(make: Callable[..., AnyBackend]) -> None:
     groups = run(make(), lambda backend: backend.generate(prompts(1, 2, 3), n=4, sampling=SAMPLING))
     assert [len(group) for group in groups] == [4, 4, 4]
