@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rlctl.completion import names
 from rlctl.errors import ConfigError
 
 if TYPE_CHECKING:  # yaml and pydantic are loaded only when the command runs
@@ -32,7 +33,12 @@ def import_(
     ],
     peer: Annotated[
         str | None,
-        typer.Option("--from", metavar="trl|verl|openrlhf", help="Whose config it is; without it, found out."),
+        typer.Option(
+            "--from",
+            metavar="trl|verl|openrlhf",
+            help="Whose config it is; without it, found out.",
+            autocompletion=names.peers,
+        ),
     ] = None,
     peer_version: Annotated[
         str | None,

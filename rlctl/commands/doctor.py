@@ -23,8 +23,10 @@ def doctor(
 ) -> None:
     """Look at Python, packages, GPUs, processor, memory, disks and the network; say what is wrong, and the cure.
 
-    With --backend, also at what that backend needs. Exit code 3 when a check fails, else 0; warnings are 0. Looks
-    only: nothing is changed, no model is loaded, at most one request is sent (none with HF_HUB_OFFLINE=1).
+    With --backend, also at what that backend needs. Exit code 3 when a check fails, else 0; warnings are 0.
+
+    Reads what the system tells of itself; no model is loaded, at most one request is sent (none with HF_HUB_OFFLINE=1).
+    Writes nothing.
 
     Example: rlctl doctor --backend ray --format markdown
     """

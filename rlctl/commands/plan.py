@@ -60,8 +60,8 @@ def plan(
 ) -> None:
     """Plan a run: tokens, FLOPs, time and memory of a step, for this machine or one that you describe.
 
-    Loads no weights: of the model only config.json is read. Exit code 4 when the run does not fit; then the cheapest
-    change with which it does is named.
+    Reads the preset and, of the model, config.json alone: no weights are loaded. Writes nothing. Exit code 4 when the
+    run does not fit; then the cheapest change with which it does is named.
 
     Example: rlctl plan --preset gsm8k-grpo --variant gpu --backend ray --device H100 --num-gpus 1
     """

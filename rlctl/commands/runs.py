@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlctl.commands import options
+from rlctl.completion import names as completed
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from collections.abc import Mapping
@@ -16,9 +17,21 @@ if TYPE_CHECKING:  # loaded only by a command that runs
 
 app = typer.Typer(help="List, show, compare and report runs.", rich_markup_mode=None, no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="RUN", help="A run's name, the beginning of it, its folder, or `latest`.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's name, the beginning of it, its folder, or `latest`.",
+        autocompletion=completed.runs_and_latest,
+    ),
+]
 Names = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Runs: names, beginnings of names, folders, or `latest`.")
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Runs: names, beginnings of names, folders, or `latest`.",
+        autocompletion=completed.runs_and_latest,
+    ),
 ]
 Dir = Annotated[str | None, typer.Option("--dir", metavar="FOLDER", help="The folder of runs (run.dir).")]
 Out = Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; else stdout.")]
@@ -36,16 +49,23 @@ def list_runs(
     folder: Dir = None,
     sort: Annotated[
         Literal["time", "name", "state", "steps", "score", "evaluation", "duration", "size"],
-        typer.Option(help="What to sort by; time is when a run last wrote."),
+        typer.Option(
+            metavar="KEY",
+            help="What to sort by: time (of a run's last line), name, state, steps, score, evaluation, duration, size.",
+        ),
     ] = "time",
     reverse: Annotated[bool, typer.Option("--reverse", "-r", help="The largest first.")] = False,
     state: Annotated[
         Literal["running", "finished", "interrupted", "failed", "killed", "stopped"] | None,
-        typer.Option(help="Only runs in this state."),
+        typer.Option(
+            metavar="STATE", help="Only runs that are running, finished, interrupted, failed, killed or stopped."
+        ),
     ] = None,
     format: Table = "table",  # noqa: A002  # the option's name
 ) -> None:
     """List runs: state, steps done, score at the first and over the last steps, last evaluation, time, size on disk.
+
+    Reads the folders of run.dir. Writes nothing.
 
     Example: rlctl runs list --sort score --reverse
     """
@@ -67,6 +87,8 @@ def list_runs(
 def show(name: Name = "latest", folder: Dir = None, format: Text = "text") -> None:  # noqa: A002
     """Show a run: state, recipe, machine, checkpoints, evaluations, settings of its own, and what is going wrong.
 
+    Reads the run's folder. Writes nothing.
+
     Example: rlctl runs show latest
     """
     from rlctl.display import say
@@ -87,6 +109,8 @@ def tail(
     folder: Dir = None,
 ) -> None:
     """Print the last steps of a run; with --follow the next ones too, also across a resume, until the run ends.
+
+    Reads the run's metrics.jsonl. Writes nothing.
 
     Example: rlctl runs tail latest --follow
     """
@@ -112,6 +136,8 @@ def compare(
     format: Text = "text",  # noqa: A002
 ) -> None:
     """Compare runs with the first: settings that differ, metrics over the common steps with 95 % intervals.
+
+    Reads the runs' folders. Writes nothing.
 
     Example: rlctl runs compare base small-lr --metric 'score/*'
     """
@@ -139,6 +165,8 @@ def export(
     folder: Dir = None,
 ) -> None:
     """Write every step with every metric, the columns in a fixed order, empty where a value is not known.
+
+    Reads the run's metrics.jsonl. Writes to stdout, or the file that --out names.
 
     Example: rlctl runs export latest --csv -o steps.csv
     """
@@ -170,6 +198,8 @@ def samples(
     ] = "text",
 ) -> None:
     """Print completions with their rewards; run.samples_per_step says how many of each step a run keeps.
+
+    Reads the run's samples.jsonl. Writes nothing.
 
     Example: rlctl runs samples latest --step 12 --worst
     """
@@ -205,7 +235,9 @@ def report(
 ) -> None:
     """Write a run as one HTML file that needs no network: plots of all metrics, phases, settings, samples, environment.
 
-    Needs matplotlib (rlctl[plots]). Example: rlctl runs report latest -o report.html
+    Reads the run's folder. Writes the file that --out names. Needs matplotlib (rlctl[plots]).
+
+    Example: rlctl runs report latest -o report.html
     """
     from rlctl.display import tell
     from rlctl.runs.listing import size
@@ -233,7 +265,9 @@ def plot(
 ) -> None:
     """Draw metrics over the steps: one panel a metric, one curve a run.
 
-    Needs matplotlib (rlctl[plots]). Example: rlctl runs plot base score/mean 'response_length/*' --with other -o a.png
+    Reads the runs' metrics.jsonl. Writes the picture that --out names. Needs matplotlib (rlctl[plots]).
+
+    Example: rlctl runs plot base score/mean 'response_length/*' --with other -o a.png
     """
     from rlctl.display import tell
     from rlctl.errors import ConfigError

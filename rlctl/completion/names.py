@@ -57,6 +57,17 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     yield from ((folder.name, "") for folder in _run_folders(context))
 
 
+def runs_and_latest(context: typer.Context, incomplete: str) -> Iterator[Pair]:
+    """The same for what also takes the run that wrote last."""
+    yield from runs(context, incomplete)
+    yield ("latest", "the run that wrote last")
+
+
+def peers(incomplete: str) -> Iterator[Pair]:
+    """Tools whose configs can be imported."""
+    yield from (("trl", "TRL"), ("verl", "verl"), ("openrlhf", "OpenRLHF"))
+
+
 def run_folders(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     """Their folders, for what takes any model."""
     yield from ((str(folder), "") for folder in _run_folders(context))
@@ -68,7 +79,9 @@ def _run_folders(context: typer.Context) -> list[Path]:
 
 
 def _run_dir(context: typer.Context) -> Path:
-    """run.dir as far as it is told without loading settings: --set, the environment, --config, the default."""
+    """run.dir as far as it is told without loading settings: --dir, --set, the environment, --config, the default."""
+    if context.params.get("folder"):
+        return Path(str(context.params["folder"])).expanduser()
     for assignment in reversed(context.params.get("assignments") or ()):
         key, _, value = assignment.partition("=")
         if key.strip() == "run.dir":
