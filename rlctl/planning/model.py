@@ -81,10 +81,12 @@ def read_facts(path: str) -> ModelFacts:
     from rlctl.engine.meta import on_meta, read_config
 
     config = read_config(path)
-    return facts_of(config, on_meta(config))
+    # Before a model is made of it: that writes its own dtype there.
+    whole = str(getattr(config.get_text_config(), "dtype", None)) in ("torch.float32", "float32", "None")
+    return facts_of(config, on_meta(config), stored_bytes=4 if whole else 2)
 
 
-def facts_of(config: Any, causal_lm: Any) -> ModelFacts:
+def facts_of(config: Any, causal_lm: Any, *, stored_bytes: int = 4) -> ModelFacts:
     """The facts of a model that may lie on the meta device. Raises ModelError."""
     from torch import nn
 
@@ -118,7 +120,7 @@ def facts_of(config: Any, causal_lm: Any) -> ModelFacts:
         head_norms=decoder is not None and decoder.layers[0].q_norm is not None,
         llama_shaped=decoder is not None,
         max_context=getattr(text, "max_position_embeddings", None),
-        stored_bytes=4 if str(getattr(text, "dtype", None)) in ("torch.float32", "None") else 2,
+        stored_bytes=stored_bytes,
         shape=_shape(text, causal_lm),
     )
 

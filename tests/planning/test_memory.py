@@ -42,6 +42,13 @@ def test_parameters_are_those_of_the_model(qwen3: Path) -> None:
     assert plan(qwen3, EIGHT).facts.parameters == N
 
 
+def test_files_are_as_large_as_their_dtype_says(qwen3: Path, tmp_path: Path) -> None:
+    (cpu,) = plan(qwen3, Wanted(device="cpu")).places
+    assert roles(cpu)["weights' files"] == 2 * N
+    (cpu,) = plan(config_folder(tmp_path / "wide", dtype="float32"), Wanted(device="cpu")).places
+    assert roles(cpu)["weights' files"] == 4 * N
+
+
 def test_one_gpu_holds_18_bytes_a_parameter_whatever_it_does(qwen3: Path) -> None:
     """2 of the weights in bfloat16, 4 of masters, 4 of gradients, 8 of moments."""
     device, host = plan(qwen3, Wanted(gpu_memory_gb=80)).places

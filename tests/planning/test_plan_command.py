@@ -168,7 +168,7 @@ def test_a_run_gives_its_rates_and_lengths_by_name(
 
 @pytest.mark.slow
 def test_rates_are_measured_here_and_now() -> None:
-    small = ("--set", "trainer.train_batch_size=2", "--set", "rollout.n=2", "--set", "rollout.max_response_length=8")
+    small = ("--set", "trainer.train_batch_size=8", "--set", "rollout.n=4")
     result = ran("--preset", "smoke", *small, "--measure", "--format", "json")
     assert result.exit_code == 0
     step = as_json(result)["step"]
