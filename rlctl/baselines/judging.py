@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist, fmean, median
 from typing import Any, Literal
@@ -106,7 +106,7 @@ def judge(baseline: Baseline, runs: Sequence[Record]) -> Judgement:
         why = f"{len(pairs.window)} steps after {WARMUP} of warm-up are too few, {MIN_WINDOW} are needed"
         return Judgement((Finding("all metrics", "inconclusive", why),), (), notes)
     counts = [_count(words, name, pairs) for words, name in COUNTS.items()]
-    return Judgement((*counts, *_results(pairs, same_code=not newer), *_speeds(pairs)), (), notes)
+    return Judgement((*counts, *_results(pairs, same_code=not newer), *_not_all_alike(list(_speeds(pairs)))), (), notes)
 
 
 def differences(baseline: Baseline, run: Record) -> Iterator[Difference]:
@@ -238,6 +238,14 @@ def _speeds(pairs: Pairs) -> Iterator[Finding]:
             continue
         alone = "" if paired else "; no reference work beside it, so an hour's drift counts as noise"
         yield Finding(words, _speed_outcome(estimate), _percent(estimate) + alone, *estimate)
+
+
+def _not_all_alike(speeds: list[Finding]) -> list[Finding]:
+    """Unrelated phases that slow down together tell of a machine that treats the reference work otherwise."""
+    if not all(finding.outcome == "regression" for finding in speeds):
+        return speeds
+    why = "; every phase alike, as when the machine and not the code has changed"
+    return [replace(finding, outcome="inconclusive", why=finding.why + why) for finding in speeds]
 
 
 def cost(step: Step, *, phase: str, work: Callable[[Step], float | None]) -> float | None:
