@@ -32,9 +32,13 @@ class Target:
     lent: Layer | None = None
 
 
-def target(text: str) -> Target:
-    """What a person named. Raises ConfigError for a run without a checkpoint, or samples that are not there."""
+def target(text: str, *, run_dir: Path | None = None) -> Target:
+    """What a person named, a run by its folder or its name in `run_dir`.
+
+    Raises ConfigError for a run without a checkpoint, or samples that are not there."""
     path = Path(text).expanduser()
+    if run_dir is not None and not path.exists() and (run_dir / text / CONFIG).is_file():
+        path = run_dir / text
     samples = path / "samples.jsonl" if (path / "evaluation.json").is_file() else path
     if samples.suffix == ".jsonl":
         if not samples.is_file():

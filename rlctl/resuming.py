@@ -157,6 +157,8 @@ def _changes(held: Held, state: RunState, prepared: Prepared) -> Iterator[Change
     saved = read_config(held.folder / CONFIG)
     before, after = saved.get("settings", {}), dump(prepared.settings)
     for name in _differing(before, after):
+        if name == "run.dir" and _is_one_folder(before, after):
+            continue
         change = Change(name, _at(before, name), _at(after, name), *_judged(name))
         yield _judged_model(held, prepared, change) if name.startswith("model.path") else change
     yield from _steps(state, prepared)
@@ -165,6 +167,11 @@ def _changes(held: Held, state: RunState, prepared: Prepared) -> Iterator[Change
     for name, version in versions().items():
         if then.get(name, version) != version:
             yield Change(f"version of {name}", then[name], version, "changes the trajectory", "perhaps, by rounding")
+
+
+def _is_one_folder(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether run.dir is the same place in other words: `rlctl resume` names it in full."""
+    return Path(str(_at(before, "run.dir"))).absolute() == Path(str(_at(after, "run.dir"))).absolute()
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

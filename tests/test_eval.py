@@ -192,6 +192,11 @@ def test_a_comparison_with_one_name_is_told_so() -> None:
     refused_on_stderr(rlctl("eval", "--compare", "one", "--limit"), 2, "--compare wants two names")
 
 
+def test_a_run_is_found_by_its_name_where_runs_are(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "mine", 50)
+    assert target("mine", run_dir=tmp_path).model == str(folder / "checkpoints/step_000050")
+
+
 def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no good checkpoint"):
         target(str(a_run(tmp_path / "run")))

@@ -83,8 +83,19 @@ def test_a_run_that_was_moved_goes_on_where_it_is(tiny_llama: Path, tmp_path: Pa
     assert config["settings"]["run"]["name"] == "moved"
 
 
+def test_a_run_is_found_by_its_name_where_runs_are(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained(tiny_llama, tmp_path, "run.dir=elsewhere", steps=2) == 0
+    monkeypatch.setenv("RLCTL_RUN__DIR", "elsewhere")
+    capsys.readouterr()
+    assert code_of(resume, run="latest", steps=3) == 0
+    assert "run.dir" not in capsys.readouterr().err
+    assert "step_000003" in saved(tmp_path / "elsewhere/run")
+
+
 def test_what_is_no_run_is_told(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing is not a run"):
+    with pytest.raises(ConfigError, match="no run 'nothing'"):
         resume(run="nothing")
     with pytest.raises(ConfigError, match=r"there is no run .*runs/run to go on with"):
         train(preset=None, backend="fake", name="run", assignments=settings(tiny_llama, tmp_path, "run.resume=must"))  # type: ignore[arg-type]

@@ -85,8 +85,9 @@ def evaluate(
         )
     if compare is not None and model is not None:
         raise ConfigError(f"{model} and --compare were both given.", hint="leave out the model, or --compare.")
+    run_dir = options.run_dir(assignments)
     names = compare or ((model,) if model is not None else ())
-    targets = [target(name) for name in names] or [Target("model", None)]
+    targets = [target(name, run_dir=run_dir) for name in names] or [Target("model", None)]
     typed = {
         **_data_options(data),
         "backend": ("--backend", backend),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +53,12 @@ def outlive_closed_pipes() -> None:
     """For a command that works on when nobody reads its output any more; the others end, as a shell expects."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def run_dir(assignments: Sequence[str] | None = None) -> Path:
+    """Where runs are (run.dir), by --set and the environment alone: the rest may make no sense over the defaults."""
+    own = [each for each in assignments or () if each.partition("=")[0].strip() == "run.dir"]
+    return Path(load_settings(preset=None, assignments=own).settings.run.dir).expanduser()
 
 
 def load_settings(

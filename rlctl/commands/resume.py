@@ -17,7 +17,12 @@ if TYPE_CHECKING:  # loaded only by a command that runs
 
 def resume(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Folder of a run, or its name in ./runs.", autocompletion=names.runs)
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's name in run.dir, its folder, or `latest`.",
+            autocompletion=names.runs_and_latest,
+        ),
     ],
     config: options.Config = None,
     backend: options.BackendName = None,
@@ -33,7 +38,7 @@ def resume(
 
     Example: rlctl resume runs/mine --steps 80
     """
-    folder = _folder(run)
+    folder = _folder(run, assignments)
     loaded = options.load_settings(
         preset=None,
         config=config,
@@ -50,14 +55,15 @@ def resume(
     start(loaded, dry_run=dry_run, quiet=quiet, first_line=f"settings of {folder}")
 
 
-def _folder(run: str) -> Path:
+def _folder(run: str, assignments: list[str] | None) -> Path:
     from rlctl.errors import ConfigError
     from rlctl.runfiles import CONFIG
+    from rlctl.runs.finding import find_run
 
-    for folder in (Path(run).expanduser().absolute(), Path("runs", run).absolute()):
-        if (folder / CONFIG).is_file():
-            return folder
-    raise ConfigError(f"{run} is not a run: no {CONFIG} in {run} or in runs/{run}.", hint="name the folder of a run.")
+    folder = find_run(run, parent=options.run_dir(assignments)).absolute()
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not a run to go on with: it has no {CONFIG}.", hint="begin it by rlctl train.")
+    return folder
 
 
 def _settings_of(folder: Path) -> Layer:

@@ -133,9 +133,7 @@ def _settings_of(run: str, assignments: list[str] | None) -> Layer | None:
     from rlctl.recorded import samples_file
     from rlctl.runfiles import CONFIG
 
-    # Only where runs are: the other assignments may make no sense over the defaults.
-    own = [each for each in assignments or () if each.partition("=")[0].strip() == "run.dir"]
-    folder = samples_file(run, run_dir=options.load_settings(preset=None, assignments=own).settings.run.dir).parent
+    folder = samples_file(run, run_dir=str(options.run_dir(assignments))).parent
     return lent(folder) if (folder / CONFIG).is_file() else None
 
 

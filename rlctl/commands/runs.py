@@ -323,7 +323,7 @@ def _parent(folder: str | None) -> Path:
     from rlctl.errors import ConfigError
 
     if folder is None:
-        return Path(options.load_settings(preset=None).settings.run.dir).expanduser()
+        return options.run_dir()
     if not Path(folder).expanduser().is_dir():
         raise ConfigError(f"--dir {folder} is not a folder.", hint="name the folder that holds runs, as `runs`.")
     return Path(folder).expanduser()
