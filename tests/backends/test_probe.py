@@ -555,7 +555,7 @@ def test_backend_that_keeps_the_contract_could_start(package, origin):
     package({"toybackend": BACKEND_SOURCE})
     report = probe.check(BackendSpec("toy", backend="toybackend:ToyBackend", origin=origin))
     assert report.can_run, report.stopping
-    assert len(report.parts[0].methods) == 12
+    assert len(report.parts[0].methods) == 13
 
 
 @pytest.mark.parametrize("origin", ["built-in", "entry point of toy"])
