@@ -19,7 +19,7 @@ os.environ["TQDM_DISABLE"] = "1"
 # Idle OpenMP threads that spin take the processor from the other process that runs tests.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Two threads in each of several processes on two cores wait for one another more than they compute: what took 9 s alone
-# took 100 s beside three others. The engine's own tests and the resume test take two all the same.
+# took 100 s beside three others. The engine's own tests take two all the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in [name for name in os.environ if name.startswith("RLCTL_")]:
     del os.environ[_name]

@@ -19,9 +19,7 @@ SMALL = ("trainer.train_batch_size=8", "rollout.n=4", "rollout.max_response_leng
 def resume_test(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     sizes = [part for setting in SMALL for part in ("--set", setting)]
     command = [sys.executable, "-m", "rlctl", "resume-test", "--variant", "embedded", *sizes, *arguments]
-    # Two threads, since that is where a sum may depend on which of them comes first.
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.slow

@@ -122,14 +122,15 @@ def test_an_evaluation_that_was_cut_off_is_made_on_resuming(tiny_llama: Path, da
 def test_a_limit_on_the_wall_clock_is_kept(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
     from rlctl.stopping import _process_age_s
 
-    limit = _process_age_s() + 4
+    limit = _process_age_s() + 8
     ready = no_evaluation(tiny_llama, data, f"trainer.save_before={limit}", "trainer.steps=1000")
     recorder = Recorder(lambda step: time.sleep(0.05))
     outcome, _ = run(ready, tmp_path / "run", recorder)
     assert _process_age_s() < limit
     assert outcome.exit_code == 75
     done = len(outcome.metrics)
-    assert 10 < done < 100
+    # How many depends on the machine; the limit, not their number, ended them.
+    assert 1 <= done < 1000
     assert saved(tmp_path / "run") == [f"step_{done:06d}"]
 
 
