@@ -1,6 +1,7 @@
 #!/bin/sh
 # Run the tests in two processes at once: test.sh PYTHON [pytest arguments].
-# Tests of Ray wait for actors most of the time, so the others fill the gaps; what they print follows at the end.
+# Tests of Ray wait for actors most of the time, so the others fill the gaps, and some of these run in Ray's process
+# (tests/conftest.py), so that both end together; what it prints follows at the end.
 set -u
 
 python=$1
@@ -8,10 +9,10 @@ shift
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-"$python" -m pytest -m ray "$@" >"$log" 2>&1 &
+"$python" -m pytest -m "ray or beside_ray" "$@" >"$log" 2>&1 &
 ray=$!
 trap 'kill "$ray" 2>/dev/null; rm -f "$log"; exit 130' INT TERM
-"$python" -m pytest -m "not ray" "$@"
+"$python" -m pytest -m "not ray and not beside_ray" "$@"
 others=$?
 wait "$ray"
 status=$?

@@ -32,14 +32,19 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 RAY_FIXTURES = {"ray_stack", "cluster", "shared_ray"}
+BESIDE_RAY = {"trackers", "doctor", "test_resume_test.py"}
+"""What else runs in the process of Ray's tests, so that both take about as long."""
+TESTS = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever shares the cluster runs in one process (scripts/test.sh)."""
+    """Whatever shares the cluster runs in one process (scripts/test.sh), with some others to fill it."""
     for item in items:
         if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
+        elif any(part in BESIDE_RAY for part in item.path.relative_to(TESTS).parts):
+            item.add_marker(pytest.mark.beside_ray)
 
 
 @pytest.fixture(autouse=True)
