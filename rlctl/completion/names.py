@@ -59,8 +59,10 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[Pair]:
 
 def runs_and_latest(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     """The same for what also takes the run that wrote last."""
-    yield from runs(context, incomplete)
-    yield ("latest", "the run that wrote last")
+    there = list(runs(context, incomplete))
+    yield from there
+    if there:
+        yield ("latest", "the run that wrote last")
 
 
 def peers(incomplete: str) -> Iterator[Pair]:

@@ -58,10 +58,10 @@ def test_runs_are_those_of_run_dir(tmp_path: Path) -> None:
     (tmp_path / "third" / os.fsdecode(b"not utf-8 \xff")).mkdir()
     (tmp_path / "third" / os.fsdecode(b"not utf-8 \xff") / "config.resolved.json").touch()
     (tmp_path / "mine.toml").write_text("run.dir = 'third'")
-    assert answered("resume", "", cwd=tmp_path) == ["words", "here"]
-    assert answered("resume", "", cwd=tmp_path, RLCTL_RUN__DIR="elsewhere") == ["words", "there"]
-    assert answered("resume", "--config", "mine.toml", "", cwd=tmp_path) == ["words", "other"]
-    assert answered("resume", "--set", "run.dir=elsewhere", "", cwd=tmp_path) == ["words", "there"]
+    assert answered("resume", "", cwd=tmp_path) == ["words", "here", "latest"]
+    assert answered("resume", "", cwd=tmp_path, RLCTL_RUN__DIR="elsewhere") == ["words", "there", "latest"]
+    assert answered("resume", "--config", "mine.toml", "", cwd=tmp_path) == ["words", "other", "latest"]
+    assert answered("resume", "--set", "run.dir=elsewhere", "", cwd=tmp_path) == ["words", "there", "latest"]
     assert answered("eval", "runs/h", cwd=tmp_path) == ["words", "runs/here"]
 
 
