@@ -52,6 +52,20 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     monkeypatch.setenv("RLCTL_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "rlctl-cache"))
 
 
+@pytest.fixture
+def fake_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend `fake` is registered."""
+    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A file of forty sums, for runs of the fake backend."""
+    from tests.runs import write_problems
+
+    return write_problems(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of cases and data beside the checkout."""

@@ -23,16 +23,11 @@ class Recorder(Reporter):
         self.notes: list[str] = []
         self.after_step = after_step
 
-    def started(self, prepared: Prepared, info: Any) -> None: ...
-    def evaluation(self, step: int, metrics: Any) -> None: ...
-
     def step(self, metrics: dict[str, Any]) -> None:
         self.after_step(metrics["training/global_step"])
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def abort(self) -> None: ...
 
 
 def digit_reward(problem: Any, completion: str) -> float:

@@ -10,7 +10,9 @@ import pytest
 
 from rlctl.feed import Feed
 from rlctl.prepare import batch_of, feed_of
-from tests.test_loop import lines, plugin, prepared, run  # noqa: F401  # the fixture
+from tests.test_loop import lines, prepared, run
+
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 @pytest.fixture

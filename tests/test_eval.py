@@ -22,7 +22,9 @@ from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.test_cli import PLUGIN, fake, refused_on_stderr, rlctl
-from tests.test_loop import Recorder, lines, plugin, prepared, run  # noqa: F401  # the fixture
+from tests.test_loop import Recorder, lines, prepared, run
+
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 GSM8K = load_rewards(["gsm8k"])
 

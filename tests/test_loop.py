@@ -14,45 +14,13 @@ import pytest
 
 from rlctl import config, loop
 from rlctl.errors import CheckpointError, ConfigError, DataError, NonFiniteGradient, RewardError
-from rlctl.loop import Outcome, Reporter
+from rlctl.loop import Outcome
 from rlctl.prepare import Prepared, batch_of, prepare
 from rlctl.runfiles import RunFiles, strict
 from tests.fakes import FakeBackend
+from tests.runs import Recorder, digit_reward  # noqa: F401  # named as tests.test_loop:digit_reward
 
-
-@pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    path = tmp_path / "problems.jsonl"
-    rows = [{"question": f"What is {i} and {i}?", "answer": f"#### {i % 10}"} for i in range(40)]
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return path
-
-
-class Recorder(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.after_step: Any = lambda step: None
-
-    def started(self, prepared: Prepared, info: Any) -> None: ...
-    def evaluation(self, step: int, metrics: Any) -> None: ...
-
-    def step(self, metrics: dict[str, Any]) -> None:
-        self.after_step(metrics["training/global_step"])
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def abort(self) -> None: ...
-
-
-def digit_reward(problem: Any, completion: str) -> float:
-    """1 for each completion that begins with a digit above 4."""
-    return float(completion[:1] in "56789" and completion[:1] != "")
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 def failing_reward(problem: Any, completion: str) -> float:

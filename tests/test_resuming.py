@@ -19,15 +19,7 @@ from tests import runs
 from tests.fakes import FakeBackend, FakeSettings
 from tests.runs import Recorder, prepared, run, saved, without_times
 
-
-@pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return runs.write_problems(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 class Killed(BaseException):

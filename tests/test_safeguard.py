@@ -16,19 +16,11 @@ from rlctl.errors import ConfigError, NonFiniteGradient
 from rlctl.replay import replay
 from rlctl.settings import Settings
 from rlctl.types import LossSpec, Refused, TrainRow
-from tests import defaults, runs
+from tests import defaults
 from tests.fakes import FakeBackend
 from tests.runs import Recorder, prepared, run, saved
 
-
-@pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return runs.write_problems(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 class Troubled(FakeBackend):

@@ -17,21 +17,12 @@ from rlctl import loop
 from rlctl.settings import Settings
 from rlctl.settings.trainer import TrainerSettings
 from rlctl.stopping import GivenUp, Stopping
-from tests import runs
 from tests.fakes import FakeBackend
 from tests.runs import Recorder, prepared, run, saved, without_times
 
 ROOT = Path(__file__).resolve().parents[1]
 
-
-@pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return runs.write_problems(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 class Slow(FakeBackend):

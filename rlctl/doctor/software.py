@@ -36,8 +36,8 @@ def packages(names: Iterable[str]) -> dict[str, str]:
 def _version(name: str) -> str | None:
     try:
         version: str | None = metadata.version(name)
-    # Metadata that is damaged raises what it likes; the package is as good as absent.
-    except Exception:
+    # Absent, not to be read, cut short, or without a version: rlctl cannot count on it either way.
+    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError):
         return None
     return version
 

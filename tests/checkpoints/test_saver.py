@@ -14,19 +14,10 @@ import pytest
 from rlctl import loop
 from rlctl.checkpoints import shelf
 from rlctl.errors import CheckpointError
-from tests import runs
 from tests.fakes import FakeBackend, FakeSnapshot
 from tests.runs import Recorder, prepared, run, saved
 
-
-@pytest.fixture(autouse=True)
-def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCTL_PLUGINS", "tests.fake_plugin")
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return runs.write_problems(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake_backend")
 
 
 class Disk:
