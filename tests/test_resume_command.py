@@ -92,6 +92,10 @@ def test_a_run_is_found_by_its_name_where_runs_are(
     assert code_of(resume, run="latest", steps=3) == 0
     assert "run.dir" not in capsys.readouterr().err
     assert "step_000003" in saved(tmp_path / "elsewhere/run")
+    monkeypatch.delenv("RLCTL_RUN__DIR")
+    (tmp_path / "mine.toml").write_text('run.dir = "elsewhere"')
+    assert code_of(resume, run="run", steps=4, config="mine.toml") == 0
+    assert "step_000004" in saved(tmp_path / "elsewhere/run")
 
 
 def test_what_is_no_run_is_told(tiny_llama: Path, tmp_path: Path) -> None:

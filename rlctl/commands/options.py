@@ -55,10 +55,10 @@ def outlive_closed_pipes() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def run_dir(assignments: Sequence[str] | None = None) -> Path:
-    """Where runs are (run.dir), by --set and the environment alone: the rest may make no sense over the defaults."""
+def run_dir(assignments: Sequence[str] | None = None, *, config: str | None = None) -> Path:
+    """Where runs are (run.dir). Of the assignments that one alone: the rest may make no sense over the defaults."""
     own = [each for each in assignments or () if each.partition("=")[0].strip() == "run.dir"]
-    return Path(load_settings(preset=None, assignments=own).settings.run.dir).expanduser()
+    return Path(load_settings(preset=None, config=config, assignments=own).settings.run.dir).expanduser()
 
 
 def load_settings(

@@ -38,7 +38,7 @@ def resume(
 
     Example: rlctl resume runs/mine --steps 80
     """
-    folder = _folder(run, assignments)
+    folder = _folder(run, options.run_dir(assignments, config=config))
     loaded = options.load_settings(
         preset=None,
         config=config,
@@ -55,12 +55,12 @@ def resume(
     start(loaded, dry_run=dry_run, quiet=quiet, first_line=f"settings of {folder}")
 
 
-def _folder(run: str, assignments: list[str] | None) -> Path:
+def _folder(run: str, parent: Path) -> Path:
     from rlctl.errors import ConfigError
     from rlctl.runfiles import CONFIG
     from rlctl.runs.finding import find_run
 
-    folder = find_run(run, parent=options.run_dir(assignments)).absolute()
+    folder = find_run(run, parent=parent).absolute()
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not a run to go on with: it has no {CONFIG}.", hint="begin it by rlctl train.")
     return folder
