@@ -59,7 +59,7 @@ def find_run(text: str, *, parent: Path) -> Path:
     names = sorted(folder.name for folder in near or there)
     if near:
         raise ConfigError(f"{text!r} is the beginning of {len(near)} runs: {_some(names)}.", hint="type more of it.")
-    known = f"runs in {parent}: {_some(names)}" if names else f"there is no run in {parent}; --dir names another folder"
+    known = f"runs in {parent}: {_some(names)}" if names else f"there is no run in {parent} (run.dir)"
     raise ConfigError(f"no run {text!r}.{did_you_mean(text, names)}", hint=f"{known}.")
 
 

@@ -68,7 +68,10 @@ class TrainerSettings(Block):
         """Seconds of "3:50:00" or "1-12:00:00", as SLURM writes a limit; anything else as it is."""
         match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", value) if isinstance(value, str) else None
         if match is None:
-            return value
+            try:
+                return float(value) if isinstance(value, str) else value
+            except ValueError:
+                raise ValueError("must be seconds, or [D-]HH:MM:SS as 11:50:00") from None
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
