@@ -49,17 +49,23 @@ NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class Picture:
-    """Lines as a renderable: no wrapping, no markup."""
+    """Lines as a renderable: no wrapping, no markup, and no more than fits.
+
+    The terminal may have shrunk since the lines were made. rich would cut what is too much, and the switch at the end
+    with it.
+    """
 
     def __init__(self, lines: Sequence[Text]) -> None:
         self.lines = lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield _switch(NO_WRAP)
-        for number, text in enumerate(self.lines):
+        for number, text in enumerate(self.lines[: options.size.height]):
             if number:
                 yield Segment.line()
-            yield from text.render(console)
+            shown = text.copy()
+            shown.truncate(options.max_width)
+            yield from shown.render(console)
         yield _switch(WRAP)
 
 

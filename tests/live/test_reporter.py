@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from rlctl import loop
-from rlctl.live.reporter import FASTEST_S, LiveReporter
+from rlctl.live.reporter import FASTEST_S, NO_WRAP, WRAP, LiveReporter, Picture
 from tests.live.story import HOSTILE, metrics, rollout
 from tests.runs import prepared, write_problems
 
@@ -168,3 +170,12 @@ def test_a_whole_run_tells_the_view_what_it_does(
     assert live.state.evaluating is None
     assert list(live.state.waits()) == []
     assert "step 6/6" in stream.getvalue()
+
+
+def test_a_picture_that_has_become_too_large_leaves_the_terminal_wrapping() -> None:
+    stream = Stream()
+    small = Console(file=stream, force_terminal=True, width=20, height=4, _environ={"TERM": "xterm"})
+    with Live(console=small, auto_refresh=False, vertical_overflow="crop") as live:
+        live.update(Picture([Text("x" * 90)] * 12), refresh=True)
+    assert "x" * 20 in stream.getvalue()
+    assert stream.getvalue().count(NO_WRAP) == stream.getvalue().count(WRAP)
