@@ -181,7 +181,8 @@ def _complaint(detail: Mapping[str, Any], layers: Sequence[Layer]) -> str:
     if detail["type"] in ("model_type", "dict_type"):
         message = f"must be a table, as [{'.'.join(setting)}] begins one"
     message = "must " + message.removeprefix("Input should ") if message.startswith("Input should ") else message
-    if is_block(field_type(setting)) and isinstance(detail.get("input"), dict):
+    # Without a place it is a rule between tables.
+    if (not keys or is_block(field_type(setting))) and isinstance(detail.get("input"), dict):
         return message + _origins_named_in(message, layers)
     value = "***" if is_secret(field_type(setting)) else shown(detail.get("input"))
     name, unknown = ".".join(setting) + _within(detail["loc"][len(setting) :]), detail["type"] == "extra_forbidden"

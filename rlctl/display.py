@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlctl.algorithms.words import algorithm_line
 from rlctl.outcome import Outcome, Reporter
 from rlctl.prepare import Prepared
 from rlctl.printable import printable
@@ -152,21 +153,6 @@ def sampling_line(settings: Settings) -> str:
     return (
         f"sampling: temperature {rollout.temperature:g}, top_p {rollout.top_p:g}, top_k {top_k}, "
         f"min_p {rollout.min_p:g}, repetition penalty off, at most {rollout.max_response_length} tokens"
-    )
-
-
-def algorithm_line(settings: Settings) -> str:
-    """The algorithm in one line: advantages, aggregation, clip, KL, and what becomes of groups without signal."""
-    algorithm = settings.algorithm
-    std = "divided by their standard deviation" if algorithm.norm_adv_by_std else "centred only"
-    dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c else ""
-    kl = f"KL {algorithm.kl_coef:g} ({algorithm.kl_estimator})" if algorithm.kl_coef else "no KL"
-    entropy = f", entropy bonus {algorithm.entropy_coeff:g}" if algorithm.entropy_coeff else ""
-    flat = "left out" if algorithm.drop_zero_signal_groups else "kept"
-    return (
-        f"algorithm: GRPO, advantages {std}, {algorithm.loss_agg_mode}, "
-        f"clip {algorithm.clip_ratio_low:g}/{algorithm.clip_ratio_high:g}{dual}, {kl}{entropy}, "
-        f"groups of equal rewards {flat}"
     )
 
 

@@ -1,12 +1,11 @@
 """Chapter 1: one step of GRPO, top to bottom.
 
-Sample n completions for each of P problems, score them (`rollouts.py`), compare each with its siblings, and move the
-policy towards the better ones. No tensor appears here: the backend owns the model, and the loss is in
-`engine/loss.py`. The same code runs on every backend.
+Sample n completions for each of P problems, score them (`rollouts.py`), compare each with its siblings
+(`algorithms/comparing.py`), and move the policy towards the better ones. No tensor appears here: the backend owns the
+model, and the loss is in `engine/loss.py`. The same code runs on every backend, and for every algorithm.
 
-Source: DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1. Without the division by the standard
-deviation: Dr. GRPO, https://arxiv.org/abs/2503.20783. Leaving out groups without signal: DAPO,
-https://arxiv.org/abs/2503.14476, section 3.2.
+Source: DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1. Leaving out groups without signal: DAPO,
+https://arxiv.org/abs/2503.14476, section 3.2. docs/algorithms.md has the others.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlctl.algorithms.comparing import AdvantageSpec, comparable, plain_rows, with_advantages
+from rlctl.algorithms.correction import CorrectionSpec, corrected
+from rlctl.algorithms.covariance import SelectionSpec, with_selection
 from rlctl.backends.base import AnyBackend
 from rlctl.perf import Stopwatch
+from rlctl.rewards.shaping import ShapingSpec
 from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Refused, Rollout, Sampling, StepReport, TrainRow
-
-STD_EPS = 1e-6
-"""Added to a group's standard deviation, as in verl."""
+from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Refused, Sampling, StepReport, TrainRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,26 @@ class GrpoConfig:
 
     n: int
     sampling: Sampling
+    advantage: AdvantageSpec
     loss: LossSpec
     mini_batch_size: int
     ppo_epochs: int
-    norm_adv_by_std: bool
-    drop_zero_signal_groups: bool
     always_score_before_update: bool
     seed: int
     max_refills: int = 0
+    shaping: ShapingSpec | None = None
+    correction: CorrectionSpec | None = None
+    selection: SelectionSpec | None = None
+
+    @property
+    def scores_before_update(self) -> bool:
+        """Whether the trainer's log-probs before the first update are needed, even for one update."""
+        wanted = self.correction is not None or self.selection is not None or self.advantage.kl_coef > 0
+        return self.always_score_before_update or wanted
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss.kl_coef > 0 or self.advantage.kl_coef > 0
 
 
 async def grpo_step(
@@ -62,30 +74,34 @@ async def grpo_step(
     of each update that was not taken, before the next one.
     """
     watch = watch or Stopwatch()
-    sampler = Sampler(backend, tokenizer, score, n=config.n, sampling=config.sampling, seed=config.seed, watch=watch)
+    sampler = sampler_of(config, backend=backend, tokenizer=tokenizer, score=score, watch=watch)
     sampled = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=config.max_refills)  # [P][n]
 
-    groups_of_rows = [train_rows(group, config) for group in sampled.chosen]
-    batches = list(minibatches(groups_of_rows, config.mini_batch_size))
+    groups = [comparable(group, config.advantage) for group in sampled.chosen]  # [P][<= n]
+    batches = list(minibatches([plain_rows(group) for group in groups], config.mini_batch_size))
     num_updates = config.ppo_epochs * sum(map(bool, batches))
 
-    if num_updates > 1 or config.always_score_before_update:
+    if num_updates > 1 or config.scores_before_update:
         async with watch("old_log_prob"):
             batches = [with_old(batch, await backend.log_probs(batch)) for batch in batches]
 
-    if config.loss.kl_coef > 0:
+    if config.needs_reference:
         async with watch("ref"):
             batches = [with_reference(batch, await backend.log_probs(batch, reference=True)) for batch in batches]
+
+    compared = with_advantages(batches, groups, config.advantage)
+    batches, correction = corrected(compared.batches, config.correction)
 
     losses: list[LossStats] = []
     updates: list[OptimStats] = []
     async with watch("update_actor"):
-        for batch in [batch for _ in range(config.ppo_epochs) for batch in batches if batch]:
+        for number, batch in enumerate([batch for _ in range(config.ppo_epochs) for batch in batches if batch]):
+            batch = await chosen(batch, config, backend=backend, step=step, number=number)
             denominator = loss_denominator(batch, config.loss)
             losses.append(await backend.forward_backward(batch, loss=config.loss, loss_denominator=denominator))
             updates.append(await backend.optim_step(lr))
             if not updates[-1].stepped and refused is not None:
-                number, loss = len(updates) - 1, losses[-1].loss
+                loss = losses[-1].loss
                 await refused(Refused(number, batch, denominator, loss, updates[-1].grad_norm))
 
     async with watch("update_weights"):
@@ -107,35 +123,42 @@ async def grpo_step(
         sync=sync,
         seconds=watch.seconds,
         filled=sampled.filled,
+        masked_rows=compared.masked_rows,
+        kl_in_reward=compared.kl_in_reward,
+        correction=correction,
     )
 
 
-def train_rows(group: Sequence[Rollout], config: GrpoConfig) -> list[TrainRow]:
-    """Rows to train on from one group: none without signal, unless the settings keep such groups (advantage 0)."""
-    kept = counted(group)
-    if config.drop_zero_signal_groups and not has_signal(group):
-        return []
-    advantages = group_advantages([r.reward for r in kept if r.reward is not None], scale=config.norm_adv_by_std)
-    return [
-        TrainRow(r.prompt.token_ids, r.completion.token_ids, advantage, r.completion.logprobs)
-        for r, advantage in zip(kept, advantages, strict=True)
-    ]
+def sampler_of(
+    config: GrpoConfig, *, backend: AnyBackend, tokenizer: Tokenizer, score: Score, watch: Stopwatch
+) -> Sampler:
+    """What samples and scores the groups of a training step."""
+    return Sampler(
+        backend,
+        tokenizer,
+        score,
+        n=config.n,
+        sampling=config.sampling,
+        seed=config.seed,
+        watch=watch,
+        shaping=config.shaping,
+        baselines=config.advantage.estimator.needs_baseline,
+    )
 
 
-def group_advantages(rewards: Sequence[float], *, scale: bool, eps: float = STD_EPS) -> list[float]:
-    """How much better than its siblings each completion did: [n] rewards -> [n] advantages.
-
-    Centred on the group's mean; with `scale`, divided by its sample standard deviation (n - 1) plus `eps`, as in
-    verl. Equal rewards, and a group of one, give exactly 0.
-    """
-    if len(set(rewards)) < 2:
-        return [0.0] * len(rewards)
-    mean = math.fsum(rewards) / len(rewards)
-    centred = [reward - mean for reward in rewards]
-    if not scale:
-        return centred
-    std = math.sqrt(math.fsum(difference**2 for difference in centred) / (len(rewards) - 1))
-    return [difference / (std + eps) for difference in centred]
+async def chosen(
+    batch: Sequence[TrainRow], config: GrpoConfig, *, backend: AnyBackend, step: int, number: int
+) -> list[TrainRow]:
+    """The rows of update `number`, with the tokens that the loss treats apart, where there is such a loss."""
+    return await with_selection(
+        batch,
+        number=number,
+        step=step,
+        backend=backend,
+        loss=config.loss,
+        spec=config.selection,
+        seed=config.seed,
+    )
 
 
 def minibatches(groups: Sequence[Sequence[TrainRow]], size: int) -> Iterator[list[TrainRow]]:
@@ -147,7 +170,7 @@ def minibatches(groups: Sequence[Sequence[TrainRow]], size: int) -> Iterator[lis
 def loss_denominator(rows: Sequence[TrainRow], loss: LossSpec) -> float:
     """What the token losses of one minibatch are divided by, over all its micro-batches and ranks."""
     if loss.loss_agg_mode == "token-mean":
-        return float(max(1, sum(len(row.completion_ids) for row in rows)))
+        return float(max(1, sum(row.trained_tokens for row in rows)))
     if loss.loss_agg_mode == "seq-mean-token-sum-norm":
         return float(len(rows) * loss.max_response_length)
     return float(len(rows))

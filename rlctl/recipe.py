@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import Protocol
 
 from rlctl import grpo
+from rlctl.algorithms import estimators, losses
+from rlctl.algorithms.comparing import AdvantageSpec
+from rlctl.algorithms.correction import CorrectionSpec
+from rlctl.algorithms.covariance import SelectionSpec
 from rlctl.backends import registry
 from rlctl.backends.base import AnyBackend
 from rlctl.checkpoints.saver import Saver
 from rlctl.checkpoints.shelf import Keeping
 from rlctl.config import dump
+from rlctl.errors import ConfigError
 from rlctl.grpo import GrpoConfig
 from rlctl.prepare import Prepared
+from rlctl.rewards.shaping import ShapingSpec
 from rlctl.runfiles import RunFiles
 from rlctl.settings import Settings
 
@@ -41,6 +47,11 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
     # An evaluation updates nothing.
     plan = settings.plan(steps=prepared.geometry.steps) if isinstance(prepared, Prepared) else None
     backend: AnyBackend = spec.load("backend")(own, replace(job, plan=plan))
+    if plan is not None and (obstacle := backend.loss_obstacle(plan.loss)) is not None:
+        raise ConfigError(
+            f"backend {settings.backend} cannot compute this loss: {obstacle}.",
+            hint="change the setting, or use another backend; docs/algorithms.md says which backend can do what.",
+        )
     return backend
 
 
@@ -52,12 +63,64 @@ def grpo_config(settings: Settings) -> GrpoConfig:
         loss=settings.loss(),
         mini_batch_size=settings.trainer.mini_batch_size or settings.trainer.train_batch_size,
         ppo_epochs=settings.trainer.ppo_epochs,
-        norm_adv_by_std=settings.algorithm.norm_adv_by_std,
-        drop_zero_signal_groups=settings.algorithm.drop_zero_signal_groups,
+        advantage=advantage_spec(settings),
         always_score_before_update=settings.trainer.old_log_probs == "always",
         seed=settings.seed,
         max_refills=settings.algorithm.max_refills,
+        shaping=shaping_spec(settings),
+        correction=correction_spec(settings),
+        selection=selection_spec(settings),
     )
+
+
+def advantage_spec(settings: Settings) -> AdvantageSpec:
+    """How rewards become advantages."""
+    algorithm = settings.algorithm
+    return AdvantageSpec(
+        estimator=estimators.registry.get(algorithm.adv_estimator),
+        norm_adv_by_std=algorithm.norm_adv_by_std,
+        drop_zero_signal_groups=algorithm.drop_zero_signal_groups,
+        mask_truncated=algorithm.mask_truncated_completions,
+        kl_coef=algorithm.kl_coef if algorithm.use_kl_in_reward else 0.0,
+        kl_penalty=algorithm.kl_penalty,
+    )
+
+
+def shaping_spec(settings: Settings) -> ShapingSpec | None:
+    """What is done to rewards beside weighing them; None for nothing."""
+    reward = settings.reward
+    spec = ShapingSpec(
+        max_response_length=settings.rollout.max_response_length,
+        rank_in_group=reward.rank_in_group,
+        overlong_buffer_len=reward.overlong_buffer_len,
+        overlong_penalty_factor=reward.overlong_penalty_factor,
+        length_penalty=reward.length_penalty,
+        length_penalty_form=reward.length_penalty_form,
+    )
+    return None if spec.is_off else spec
+
+
+def correction_spec(settings: Settings) -> CorrectionSpec | None:
+    """How the sampler's probabilities are corrected; None for not at all."""
+    algorithm = settings.algorithm
+    if algorithm.rollout_is == "off":
+        return None
+    return CorrectionSpec(
+        level=algorithm.rollout_is,
+        mode=algorithm.rollout_is_mode,
+        combine=algorithm.rollout_is_combine,
+        high=algorithm.rollout_is_threshold,
+        low=algorithm.least_weight,
+    )
+
+
+def selection_spec(settings: Settings) -> SelectionSpec | None:
+    """Which tokens of a minibatch the loss treats apart; None for a loss that treats none."""
+    algorithm = settings.algorithm
+    kind = losses.registry.get(algorithm.policy_loss).selection
+    if kind == "clip_cov":
+        return SelectionSpec(kind, algorithm.clip_cov_ratio, algorithm.clip_cov_lb, algorithm.clip_cov_ub)
+    return SelectionSpec(kind, algorithm.kl_cov_ratio) if kind == "kl_cov" else None
 
 
 def learning_rate(settings: Settings, step: int, *, total: int) -> float:

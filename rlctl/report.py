@@ -28,6 +28,7 @@ def step_metrics(report: StepReport, info: BackendInfo, *, task: str, epoch: int
         **_by_source(report, task),
         **_length_metrics(report),
         **_actor_metrics(report),
+        **_correction_metrics(report),
         **_timing_metrics(report, seconds),
         **_perf_metrics(report, info, seconds),
     }
@@ -42,6 +43,7 @@ def _reward_metrics(report: StepReport, task: str) -> Metrics:
         "score/mean": mean(r.scores[task] for r in rollouts if task in r.scores),
         "reward/mean": mean(r.reward for r in rollouts if r.reward is not None),
         **{f"reward/{name}/mean": mean(r.scores[name] for r in rollouts if name in r.scores) for name in names},
+        **_shaping_metrics(report),
         "reward/failed": sum(r.reward is None for r in rollouts),
         **{f"reward/failures/{kind}": count for kind, count in failures_by_kind(rollouts).items()},
         "reward/shrunk_groups": report.shrunk_groups,
@@ -54,6 +56,18 @@ def _reward_metrics(report: StepReport, task: str) -> Metrics:
         "advantages/min": min(report.advantages, default=None),
         "advantages/max": max(report.advantages, default=None),
     }
+
+
+def _shaping_metrics(report: StepReport) -> Metrics:
+    """What length and KL took off the rewards; nothing where they are left alone."""
+    metrics: Metrics = {}
+    if any(r.shaping for r in report.rollouts):
+        metrics["reward/shaping/mean"] = mean(r.shaping for r in report.rollouts if r.reward is not None)
+    if any(r.baseline is not None for r in report.rollouts):
+        metrics["reward/baseline/mean"] = mean(group[0].baseline for group in report.groups)
+    if report.kl_in_reward is not None:
+        metrics["reward/kl/mean"] = ratio(*report.kl_in_reward)
+    return metrics
 
 
 def _filling_metrics(report: StepReport) -> Metrics:
@@ -139,11 +153,34 @@ def _actor_metrics(report: StepReport) -> Metrics:
         "actor/skipped_updates": sum(not update.stepped for update in report.updates),
         "actor/empty_updates": report.empty_updates,
         "actor/weights_changed": _most_changed(report.updates),
+        "actor/masked_truncated_rows": report.masked_rows,
         "actor/train_rows": sum(loss.rows for loss in report.losses),
         "training/rollout_probs_diff_mean": gap[0] if gap else None,
         "training/rollout_probs_diff_max": gap[1] if gap else None,
         "training/weights_version": report.sync.version,
     }
+
+
+def _correction_metrics(report: StepReport) -> Metrics:
+    """How far the sampler was from the trainer, and its weights; nothing where the trainer did not score the samples.
+
+    Weights are those before they are bounded.
+    """
+    found = report.correction
+    if found is None:
+        return {}
+    metrics: Metrics = {
+        "rollout_corr/kl": ratio(found.kl_sum, found.tokens),
+        "rollout_corr/k3_kl": ratio(found.k3_sum, found.tokens),
+    }
+    if found.weight_sum is not None and found.outside is not None:
+        metrics |= {
+            "rollout_corr/rollout_is_mean": ratio(found.weight_sum, found.tokens),
+            "rollout_corr/rollout_is_min": found.weight_min,
+            "rollout_corr/rollout_is_max": found.weight_max,
+            "rollout_corr/rollout_is_frac_outside": ratio(found.outside, found.tokens),
+        }
+    return metrics
 
 
 def _most_changed(updates: Sequence[OptimStats]) -> float | None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlctl.backends.base import AnyBackend
 from rlctl.perf import Stopwatch
 from rlctl.rewards.scoring import Scored
+from rlctl.rewards.shaping import ShapingSpec, shaped
 from rlctl.seeds import prompt_seed
 from rlctl.tokenizer import Tokenizer
 from rlctl.types import Completion, Filled, GenerateStats, Problem, Prompt, Rollout, Sampling
@@ -43,15 +44,39 @@ class Sampler:
     seed: int
     watch: Stopwatch = field(default_factory=Stopwatch)
     stats: GenerateStats = field(default_factory=GenerateStats)
+    shaping: ShapingSpec | None = None
+    """What is done to the rewards of a group; None, as in evaluations, leaves them as they are."""
+    baselines: bool = False
+    """Sample the likeliest completion of each prompt too, for its reward."""
 
     async def groups(self, problems: Sequence[Problem], purpose: int | str) -> Groups:
         """[P] problems -> [P][n] rollouts. `purpose`, a step or a word, decides the random numbers with the seed."""
+        prompts = [Prompt(self.tokenizer.encode(p), prompt_seed(self.seed, purpose, p.id)) for p in problems]
+        groups = await self._sampled(problems, prompts, n=self.n, sampling=self.sampling)
+        if self.shaping is not None:
+            groups = [shaped(group, self.shaping) for group in groups]
+        return await self._with_baselines(groups) if self.baselines else groups
+
+    async def _sampled(
+        self, problems: Sequence[Problem], prompts: Sequence[Prompt], *, n: int, sampling: Sampling
+    ) -> Groups:
         async with self.watch("gen"):
-            prompts = [Prompt(self.tokenizer.encode(p), prompt_seed(self.seed, purpose, p.id)) for p in problems]
-            completions = await self.backend.generate(prompts, n=self.n, sampling=self.sampling)
+            completions = await self.backend.generate(prompts, n=n, sampling=sampling)
             self.stats = self.stats + self.backend.generate_stats
         async with self.watch("reward"):
             return await self._scored(problems, prompts, completions)
+
+    async def _with_baselines(self, groups: Groups) -> Groups:
+        """Each rollout with the reward of its prompt's likeliest completion; None where that failed."""
+        likeliest = Sampling(0.0, 1.0, -1, 0.0, self.sampling.max_new_tokens)
+        problems, prompts = zip(*((group[0].problem, group[0].prompt) for group in groups), strict=True)
+        greedy = await self._sampled(problems, prompts, n=1, sampling=likeliest)
+        if self.shaping is not None:
+            greedy = [shaped(group, self.shaping) for group in greedy]
+        return [
+            [replace(rollout, baseline=own.reward) for rollout in group]
+            for group, (own,) in zip(groups, greedy, strict=True)
+        ]
 
     async def _scored(
         self, problems: Sequence[Problem], prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]
@@ -70,7 +95,9 @@ class Sampler:
 
 def _rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str, scored: Scored) -> Rollout:
     note = scored.failure or scored.note
-    return Rollout(problem, prompt, completion, text, scored.reward, scored.scores, note, scored.failures)
+    return Rollout(
+        problem, prompt, completion, text, scored.reward, scored.scores, note, scored.failures, parts=scored.parts
+    )
 
 
 def counted(group: Sequence[Rollout]) -> list[Rollout]:

@@ -27,6 +27,11 @@ def sample_seed(seed: int, sample: int) -> int:
     return _hashed(f"sample/{seed}/{sample}")
 
 
+def update_seed(run_seed: int, step: int, update: int) -> int:
+    """64-bit seed of what the update-th update of a step draws."""
+    return _hashed(f"update/{run_seed}/{step}/{update}")
+
+
 def fraction(text: str) -> float:
     """A number in [0, 1) that depends on the text alone."""
     return (_hashed(text) >> 11) * 2.0**-53

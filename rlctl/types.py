@@ -94,6 +94,12 @@ class Rollout:
     note: str = ""
     failures: tuple[str, ...] = ()
     """The kind of each reward that failed: timeout, exception, crash, not_finite."""
+    parts: tuple[tuple[float, float], ...] = ()
+    """(weight, score) of each reward function, in order; their sum of products is `reward` before shaping."""
+    shaping: float = 0.0
+    """What the settings of `[reward]` added to it, for its length."""
+    baseline: float | None = None
+    """The reward of the likeliest completion of the same prompt, where the estimator wants one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,23 @@ class TrainRow:
     rollout_logprobs: LogProbs
     old_logprobs: LogProbs | None = None
     ref_logprobs: LogProbs | None = None
+    token_advantages: LogProbs | None = None
+    """[C] advantages, where tokens have their own; only with `LossSpec.token_advantages`. `advantage` is then their
+    mean, before what corrects the sampler's probabilities."""
+    selected: npt.NDArray[np.bool_] | None = None
+    """[C] tokens that clip_cov and kl_cov treat apart."""
+
+    @property
+    def advantages(self) -> LogProbs:
+        """[C] of every token."""
+        if self.token_advantages is not None:
+            return self.token_advantages
+        return np.full(len(self.completion_ids), self.advantage, dtype=np.float32)
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many tokens the loss counts."""
+        return len(self.completion_ids)
 
     def with_old(self, logprobs: LogProbs) -> TrainRow:
         return replace(self, old_logprobs=logprobs)
@@ -118,12 +141,17 @@ class TrainRow:
 
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
+ImportanceSampling = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """Which loss to minimise. `max_response_length` is the constant divisor of seq-mean-token-sum-norm."""
+    """Which loss to minimise. `max_response_length` is the constant divisor of seq-mean-token-sum-norm.
+
+    What has a default here came after the first backends: they may leave it out, and are asked by
+    `Backend.loss_obstacle` whether they can compute anything else.
+    """
 
     clip_ratio_low: float
     clip_ratio_high: float
@@ -133,6 +161,15 @@ class LossSpec:
     entropy_coeff: float
     loss_agg_mode: LossAggMode
     max_response_length: int
+    policy_loss: str = "vanilla"
+    """A name of `rlctl.algorithms.losses`."""
+    importance_sampling: ImportanceSampling = "token"
+    """What the ratio of the clipped loss is of: each token, or the whole completion (its geometric mean)."""
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    ppo_kl_coef: float = 1.0
+    token_advantages: bool = False
+    """Whether the rows' tokens may have advantages of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +329,25 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """How far the sampler was from the trainer over the tokens of a step, as sums; nats before the first update.
+
+    Weights are trainer / sampler before they are bounded; all 1 where no correction is asked for.
+    """
+
+    tokens: int
+    kl_sum: float
+    """Of log sampler - log trainer: k1 of KL(sampler || trainer)."""
+    k3_sum: float
+    weight_sum: float | None = None
+    """None without a correction, as everything below."""
+    weight_min: float | None = None
+    weight_max: float | None = None
+    outside: int | None = None
+    """Tokens whose weight was truncated, or masked."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A minibatch whose loss or gradient was not finite, so that the optimizer did not step; `update` counts from 0."""
 
@@ -328,6 +384,12 @@ class StepReport:
     seconds: Mapping[str, float]
     filled: Filled | None = None
     """What replacing groups without signal came to; None where none is replaced."""
+    masked_rows: int = 0
+    """Truncated completions that were left out of the update."""
+    kl_in_reward: tuple[float, int] | None = None
+    """Sum over tokens of the KL taken off the reward, before its weight, and their number."""
+    correction: Correction | None = None
+    """None where the trainer has not scored the samples before the first update."""
 
     @property
     def rollouts(self) -> list[Rollout]:

@@ -12,16 +12,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlctl.grpo import (
-    GrpoConfig,
-    group_advantages,
-    grpo_step,
-    has_signal,
-    learning_rate,
-    loss_denominator,
-    minibatches,
-    train_rows,
-)
+from rlctl.algorithms.advantages import group_advantages
+from rlctl.algorithms.comparing import comparable, plain_rows, with_advantages
+from rlctl.grpo import GrpoConfig, grpo_step, has_signal, learning_rate, loss_denominator, minibatches
 from rlctl.rewards import Scored
 from rlctl.types import Completion, Problem, Prompt, Rollout, StepReport, TrainRow
 from tests import defaults
@@ -64,6 +57,12 @@ def group(*rewards: float | None, lengths: Sequence[int] = ()) -> list[Rollout]:
     ]
 
 
+def train_rows(group: list[Rollout], config: GrpoConfig) -> list[TrainRow]:
+    """The rows of one group that are trained on."""
+    kept = comparable(group, config.advantage)
+    return with_advantages([plain_rows(kept)], [kept], config.advantage).batches[0]
+
+
 def test_advantages_are_normalised_by_group() -> None:
     # Field fault 001: batch-wide statistics give +1.207615 / -0.724569 everywhere.
     first = group_advantages([1, 1, 0, 0], scale=True, eps=0.0)
@@ -91,7 +90,7 @@ def test_group_with_equal_rewards_trains_on_nothing_unless_kept() -> None:
     # Field fault 007.
     flat, useful = group(1.0, 1.0), group(1.0, 0.0)
     assert train_rows(flat, CONFIG) == []
-    kept = train_rows(flat, replace(CONFIG, drop_zero_signal_groups=False))
+    kept = train_rows(flat, replace(CONFIG, advantage=replace(CONFIG.advantage, drop_zero_signal_groups=False)))
     assert [row.advantage for row in kept] == [0.0, 0.0]
     both = kept + train_rows(useful, CONFIG)
     # The denominator doubles and the flat rows add nothing: the gradient is exactly half.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from rlctl.algorithms.losses import is_contract
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -56,6 +57,25 @@ class Backend(ABC, Generic[SettingsT]):
         self.job = job
         self.generate_stats = GenerateStats()
         """What the last `generate` cost."""
+
+    def loss_obstacle(self, loss: LossSpec) -> str | None:
+        """Why `forward_backward` cannot compute this loss; None when it can. Asked before the run starts.
+
+        A backend that does not override this computes the clipped loss of token ratios, whose rows have one advantage
+        each, with KL by k1, k2 or k3.
+        """
+        if is_contract(loss):
+            return None
+        if loss.policy_loss != "vanilla":
+            return f"algorithm.policy_loss = {loss.policy_loss}"
+        if loss.importance_sampling != "token":
+            return f"algorithm.importance_sampling = {loss.importance_sampling}"
+        if loss.token_advantages:
+            return (
+                "advantages that differ from token to token (algorithm.rollout_is, and algorithm.use_kl_in_reward with "
+                "some estimators)"
+            )
+        return f"algorithm.kl_estimator = {loss.kl_estimator}"
 
     @abstractmethod
     async def start(self) -> BackendInfo:

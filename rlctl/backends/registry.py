@@ -23,6 +23,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
 
 from rlctl import __version__
+from rlctl.algorithms.registry import registering_modules
 from rlctl.backends.importing import import_foreign
 from rlctl.errors import BackendNotFound, BackendUnavailable, ConfigError, RlctlError
 
@@ -251,6 +252,8 @@ def _check_single_claim(door: _Door) -> None:
 def _check_registered(door: _Door, file: str, *, new: set[str]) -> None:
     """The module may have been imported before, by its user or through the other door; then its names are there."""
     if door.name in _specs or (not door.name and (new or _names_from(door.module))):
+        return
+    if not door.name and door.module in registering_modules:  # it brings an estimator or a loss
         return
     what = f"backend {door.name!r}" if door.name else "any backend"
     raise BackendUnavailable(

@@ -102,13 +102,14 @@ def _must_be_there(settings: Settings, folder: Path) -> None:
 
 
 def _print_plan(prepared: Prepared, notes: list[str]) -> None:
+    from rlctl.algorithms.words import algorithm_line
     from rlctl.display import say
     from rlctl.loop import backend_for
 
     settings, names = prepared.settings, [reward.name for reward in prepared.rewards.rewards]
     backend_for(prepared)
     say(f"model: {prepared.model}; backend: {settings.backend}; rewards: {', '.join(names)}")
-    for line in (*prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
+    for line in (algorithm_line(settings), *prepared.geometry.lines(), *(f"note: {note}" for note in notes)):
         say(line)
     say("dry run: settings, rewards, data and model files checked; no device was touched, nothing trained")
 

@@ -76,12 +76,22 @@ class Backward(Generic[Loss]):
 
 LossOfTile = Callable[[slice, Tensor, Tensor], tuple[Tensor, Loss]]
 """(which tokens, their log-probs, their entropy) -> (a scalar to differentiate, anything to keep)."""
+Foresee = Callable[[Tensor], None]
+"""Is told the log-probs of all tokens before a loss is asked for any of them."""
 
 
 @torch.no_grad()
-def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOfTile[Loss]) -> Backward[Loss]:
-    """Differentiate a loss that is a sum over tokens; adds the gradient of the head's weights to them."""
+def loss_backward(
+    hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOfTile[Loss], foresee: Foresee | None = None
+) -> Backward[Loss]:
+    """Differentiate a loss that is a sum over tokens; adds the gradient of the head's weights to them.
+
+    With `foresee`, for a loss of tokens that depends on others, several tiles of logits are computed once more.
+    """
     tokens = len(hidden_TD)
+    in_one_tile = head.tile_tokens is None or head.tile_tokens >= tokens
+    if foresee is not None and not in_one_tile:
+        foresee(token_logprobs(hidden_TD, head, targets_T))
     logprobs_T, entropy_T = (torch.empty(tokens, device=hidden_TD.device) for _ in range(2))
     grad_hidden = torch.empty_like(hidden_TD)
     weight_grad, bias_grad = (_Gradient(p) for p in (head.weight_VD, head.bias_V))
@@ -91,6 +101,8 @@ def loss_backward(hidden_TD: Tensor, head: Head, targets_T: Tensor, loss: LossOf
         h_tD, y_t = hidden_TD[tile], targets_T[tile]
         z_tV = head.logits(h_tD, memory=memory)
         logprobs_T[tile], entropy_T[tile], lse_t = _statistics(z_tV, y_t, head.temperature, with_entropy=True)
+        if foresee is not None and in_one_tile:
+            foresee(logprobs_T)
         to_logprob_t, to_entropy_t, kept = _differentiated(loss, tile, logprobs_T[tile], entropy_T[tile])
         losses.append(kept)
         _to_gradient(z_tV, y_t, lse_t, entropy_T[tile], to_logprob_t, to_entropy_t, head.temperature)

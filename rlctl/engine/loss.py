@@ -1,9 +1,7 @@
-"""The policy loss of one micro-batch, token by token, as a weighted sum.
+"""The loss of one micro-batch, token by token, as a weighted sum: a policy loss, KL and an entropy bonus.
 
-The clipped surrogate is PPO's (https://arxiv.org/abs/1707.06347) with separate bounds below and above
-(DAPO, https://arxiv.org/abs/2503.14476) and the dual clip of https://arxiv.org/abs/1912.09729; clamps
-follow verl. Which tokens count how much is in `token_weights`: with the denominator of the whole
-minibatch, weighted sums of any cut into micro-batches add up to the same loss.
+The policy losses are in `policy_losses.py`; clamps follow verl. Which tokens count how much is in `token_weights`: with
+the denominator of the whole minibatch, weighted sums of any cut into micro-batches add up to the same loss.
 
 Letters: T completion tokens of the micro-batch, R rows.
 """
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlctl.engine.policy_losses import Tokens, loss_function, row_function
 from rlctl.types import KlEstimator, LossAggMode, LossSpec
 
 LOG_RATIO_LIMIT = 20.0
@@ -43,11 +42,15 @@ def policy_loss(
     spec: LossSpec,
     ref_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
+    row_mean_T: Tensor | None = None,
+    selected_T: Tensor | None = None,
 ) -> LossTerms:
-    """Clipped surrogate + kl_coef * KL - entropy_coeff * entropy, each summed with `weights_T`."""
-    log_ratio_T = (logprobs_T - old_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio_T = log_ratio_T.exp()
-    pg_T, clipped_T = clipped_surrogate(ratio_T, advantages_T, spec)
+    """Policy loss + kl_coef * KL - entropy_coeff * entropy, each summed with `weights_T`.
+
+    `row_mean_T` is what `row_means` gave, for a loss that needs it; `selected_T` the tokens that the driver chose.
+    """
+    tokens = Tokens(logprobs_T, log_ratio(logprobs_T, old_T), advantages_T, row_mean_T, selected_T)
+    pg_T, clipped_T = loss_function(spec)(tokens, spec)
     pg = (weights_T * pg_T).sum()
     kl = torch.zeros_like(pg)
     if spec.kl_coef > 0:
@@ -57,32 +60,47 @@ def policy_loss(
     if spec.entropy_coeff > 0:
         assert entropy_T is not None, "entropy_coeff > 0 needs the entropy"
         total = total - spec.entropy_coeff * (weights_T * entropy_T).sum()
-    return LossTerms(total, pg.detach(), kl.detach(), ratio_T.detach(), clipped_T)
+    return LossTerms(total, pg.detach(), kl.detach(), tokens.ratio.detach(), clipped_T)
 
 
-def clipped_surrogate(ratio_T: Tensor, advantages_T: Tensor, spec: LossSpec) -> tuple[Tensor, Tensor]:
-    """(loss [T], whether the clip cut its gradient [T]) of the clipped policy gradient."""
-    plain = -advantages_T * ratio_T
-    bounded = -advantages_T * ratio_T.clamp(1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
-    loss_T = torch.maximum(plain, bounded)
-    clipped_T = bounded > plain
-    if spec.clip_ratio_c is not None:
-        ceiling = -advantages_T * spec.clip_ratio_c
-        negative = advantages_T < 0
-        clipped_T = clipped_T | (negative & (loss_T > ceiling))
-        loss_T = torch.where(negative, torch.minimum(loss_T, ceiling), loss_T)
-    return loss_T, clipped_T.detach()
+def log_ratio(logprobs_T: Tensor, old_T: Tensor) -> Tensor:
+    return (logprobs_T - old_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+@torch.no_grad()
+def row_means(
+    log_ratio_T: Tensor, *, advantages_T: Tensor, row_of_token_T: Tensor, lengths_R: Tensor, spec: LossSpec
+) -> Tensor | None:
+    """For each token, the mean over its row of what the loss has to know of whole rows; None where it needs nothing.
+
+    The tokens of every row must be there.
+    """
+    function = row_function(spec)
+    if function is None:
+        return None
+    values_T = function(log_ratio_T, advantages_T, spec)
+    sums_R = torch.zeros(len(lengths_R), dtype=values_T.dtype, device=values_T.device)
+    sums_R.index_add_(0, row_of_token_T, values_T)
+    return (sums_R / lengths_R.clamp(min=1))[row_of_token_T]
 
 
 def kl_divergence(logprobs_T: Tensor, ref_T: Tensor, estimator: KlEstimator) -> Tensor:
-    """Estimate of KL(policy || reference) at each token, differentiated as it stands: [T] -> [T].
+    """Estimate of KL(policy || reference) at each token: [T] -> [T].
 
-    With d = log p - log p_ref: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d.
+    With d = log p - log p_ref: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|, each differentiated as it stands.
+    The expected gradient of k1 is 0, and that of k3 is not KL's; k2's, d times the gradient of log p, is. So k1+ and
+    k3+ have the value of k1 and k3 and the gradient of k2, as in verl.
     Source: http://joschu.net/blog/kl-approx.html.
     """
+    if estimator in ("k1+", "k3+"):
+        slope = kl_divergence(logprobs_T, ref_T, "k2")
+        value = kl_divergence(logprobs_T, ref_T, "k1" if estimator == "k1+" else "k3")
+        return value.detach() + slope - slope.detach()
     difference = (logprobs_T - ref_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if estimator == "k1":
         return difference
+    if estimator == "abs":
+        return difference.abs()
     if estimator == "k2":
         return difference.square() / 2
     return (torch.exp(-difference) - 1 + difference).clamp(-K3_LIMIT, K3_LIMIT)

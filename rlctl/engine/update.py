@@ -17,9 +17,10 @@ from torch import Tensor
 
 from rlctl.engine.abandoning import must_go_on, never
 from rlctl.engine.logprobs import Backward, Head, loss_backward, token_logprobs
-from rlctl.engine.loss import LossTerms, policy_loss, token_weights
+from rlctl.engine.loss import LossTerms, log_ratio, policy_loss, row_means, token_weights
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import PackedBatch, pack
+from rlctl.engine.policy_losses import row_function
 from rlctl.types import LogProbs, LossSpec, LossStats, TrainRow
 
 
@@ -57,7 +58,7 @@ def _micro_batch(
     mine = [rows[position] for position in batch.rows]
     tokens = TokenLoss(policy, batch, mine, loss, denominator)
     with policy.packed_hidden(batch) as (hidden_TD, targets_T):
-        outcome = loss_backward(hidden_TD.detach(), compute.head(policy), targets_T, tokens.loss)
+        outcome = loss_backward(hidden_TD.detach(), compute.head(policy), targets_T, tokens.loss, tokens.foresee)
         hidden_TD.backward(outcome.grad_hidden_TD)  # type: ignore[no-untyped-call]
     return micro_batch_stats(policy, batch, mine, outcome)
 
@@ -71,13 +72,30 @@ class TokenLoss:
         device = policy.device
         row_of_token_T = torch.from_numpy(batch.row_of_token_T).to(device)
         lengths_R = torch.from_numpy(batch.completion_lengths_R).to(device)
-        self.spec = loss
-        self.advantages = torch.tensor([row.advantage for row in rows], device=device)[row_of_token_T]
+        self.spec, self.row_of_token, self.lengths = loss, row_of_token_T, lengths_R
+        self.advantages = torch.from_numpy(np.concatenate([row.advantages for row in rows])).to(device)
         self.weights = token_weights(lengths_R, mode=loss.loss_agg_mode, denominator=denominator)[row_of_token_T]
         # Log-probs before the update: as given, or the current ones where none were (one update per batch).
         first_update = all(row.old_logprobs is None for row in rows)
         self.old = None if first_update else _joined([row.old_logprobs for row in rows], device)
         self.ref = _joined([row.ref_logprobs for row in rows], device) if loss.kl_coef > 0 else None
+        self.selected = _selected(rows, device)
+        # Before the first update every ratio is 1, which needs no look at the logits.
+        self.row_means = self._row_means(torch.zeros_like(self.advantages)) if first_update else None
+        self.foresee = self._foresee if row_function(loss) is not None and not first_update else None
+
+    def _foresee(self, logprobs_T: Tensor) -> None:
+        assert self.old is not None
+        self.row_means = self._row_means(log_ratio(logprobs_T, self.old))
+
+    def _row_means(self, log_ratio_T: Tensor) -> Tensor | None:
+        return row_means(
+            log_ratio_T,
+            advantages_T=self.advantages,
+            row_of_token_T=self.row_of_token,
+            lengths_R=self.lengths,
+            spec=self.spec,
+        )
 
     def loss(self, part: slice, logprobs_t: Tensor, entropy_t: Tensor) -> tuple[Tensor, LossTerms]:
         """The loss of those tokens, and its terms."""
@@ -89,8 +107,16 @@ class TokenLoss:
             spec=self.spec,
             ref_T=None if self.ref is None else self.ref[part],
             entropy_T=entropy_t if self.spec.entropy_coeff > 0 else None,
+            row_mean_T=None if self.row_means is None else self.row_means[part],
+            selected_T=None if self.selected is None else self.selected[part],
         )
         return terms.total, terms
+
+
+def _selected(rows: Sequence[TrainRow], device: torch.device) -> Tensor | None:
+    parts = [row.selected for row in rows if row.selected is not None]
+    assert len(parts) in (0, len(rows)), "tokens are selected on some rows only"
+    return torch.from_numpy(np.concatenate(parts)).to(device) if parts else None
 
 
 def _joined(parts: Sequence[LogProbs | None], device: torch.device) -> Tensor:

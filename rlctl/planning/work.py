@@ -106,13 +106,19 @@ def work_of(settings: Settings, lengths: Lengths | None = None) -> Work:
     """The work of one step; without lengths, every prompt and completion is as long as it may be."""
     trainer, rollout, longest = settings.trainer, settings.rollout, settings.data.max_prompt_length
     at_most = Lengths(longest, rollout.max_response_length, "at most: every prompt and completion at its limit")
-    several = trainer.updates_per_step > 1 or trainer.old_log_probs == "always"
+    algorithm = settings.algorithm
+    by_covariance = algorithm.policy_loss in ("clip_cov", "kl_cov")
+    several = trainer.updates_per_step > 1
+    wanted = algorithm.rollout_is != "off" or algorithm.use_kl_in_reward or by_covariance
+    # Tokens are chosen anew before each update but the first.
+    again = trainer.ppo_epochs if by_covariance and several else 0
+    first = several or wanted or trainer.old_log_probs == "always"
     return Work(
         prompts=trainer.train_batch_size,
         samples_per_prompt=rollout.n,
         prompts_per_update=trainer.mini_batch_size or trainer.train_batch_size,
         updates=trainer.updates_per_step,
-        scored=int(several) + int(settings.algorithm.kl_coef > 0),
+        scored=int(first) + again + int(algorithm.kl_coef > 0),
         longest_prompt=longest,
         longest_response=rollout.max_response_length,
         lengths=lengths or at_most,

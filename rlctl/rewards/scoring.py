@@ -41,6 +41,8 @@ class Scored:
     note: str = ""
     failure: str | None = None
     failures: tuple[FailureKind, ...] = ()
+    parts: tuple[tuple[float, float], ...] = ()
+    """(weight, score) of each reward, in their order."""
 
 
 async def score(reward_set: RewardSet, items: Sequence[tuple[Problem, str]]) -> list[Scored]:
@@ -81,7 +83,8 @@ def _combine(reward_set: RewardSet, problem: Problem, outcomes: Sequence[Outcome
     if failed:
         failure = "; ".join(f"{reward.name} on {problem.id}: {why.text}" for reward, why in failed)
         return Scored(None, scores, note, failure, tuple(why.kind for _, why in failed))
-    return Scored(sum(reward.weight * scores[reward.name] for reward, _ in pairs), scores, note)
+    parts = tuple((reward.weight, scores[reward.name]) for reward, _ in pairs)
+    return Scored(sum(weight * score for weight, score in parts), scores, note, parts=parts)
 
 
 async def _together(calls: Sequence[Coroutine[None, None, Outcome]]) -> list[Outcome]:

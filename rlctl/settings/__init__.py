@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from rlctl.algorithms import estimators
+from rlctl.algorithms.losses import agg_mode_of
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.settings.algorithm import AlgorithmSettings
 from rlctl.settings.data import DataSettings
@@ -67,6 +69,38 @@ class Settings(BaseSettings):
             typed[name] = block if isinstance(block, settings_class) else settings_class.model_validate(block)
         return typed
 
+    @model_validator(mode="after")
+    def a_correction_compares_whole_distributions(self) -> Settings:
+        rollout, level = self.rollout, self.algorithm.rollout_is
+        if level != "off" and (rollout.top_p < 1 or rollout.top_k != -1 or rollout.min_p > 0):
+            raise ValueError(
+                f"algorithm.rollout_is = {level} compares the trainer's with the sampler's probabilities, which are "
+                "both of the whole vocabulary: set rollout.top_p = 1.0, rollout.top_k = -1 and rollout.min_p = 0.0, or "
+                "algorithm.rollout_is = off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def ranks_are_of_the_reward_that_is_compared(self) -> Settings:
+        estimator = self.algorithm.adv_estimator
+        if self.reward.rank_in_group and estimator in ("gdpo", "remax"):
+            why = {"gdpo": "looks at each reward function by itself", "remax": "compares with a completion of no group"}
+            raise ValueError(
+                f"reward.rank_in_group ranks the sum of the rewards, but algorithm.adv_estimator = {estimator} "
+                f"{why[estimator]}; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def the_overlong_buffer_fits(self) -> Settings:
+        buffer, longest = self.reward.overlong_buffer_len, self.rollout.max_response_length
+        if buffer > longest:
+            raise ValueError(
+                f"reward.overlong_buffer_len = {buffer} is the last part of rollout.max_response_length = {longest}, "
+                "and cannot be longer"
+            )
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -113,15 +147,23 @@ class Settings(BaseSettings):
 
     def loss(self) -> LossSpec:
         algorithm = self.algorithm
+        estimator = estimators.registry.get(algorithm.adv_estimator)
+        in_reward = algorithm.use_kl_in_reward
         return LossSpec(
             clip_ratio_low=algorithm.clip_ratio_low,
             clip_ratio_high=algorithm.clip_ratio_high,
             clip_ratio_c=algorithm.clip_ratio_c,
-            kl_coef=algorithm.kl_coef,
+            kl_coef=0.0 if in_reward else algorithm.kl_coef,
             kl_estimator=algorithm.kl_estimator,
             entropy_coeff=algorithm.entropy_coeff,
-            loss_agg_mode=algorithm.loss_agg_mode,
+            loss_agg_mode=agg_mode_of(algorithm.policy_loss, algorithm.loss_agg_mode),
             max_response_length=self.rollout.max_response_length,
+            policy_loss=algorithm.policy_loss,
+            importance_sampling=algorithm.importance_sampling,
+            tau_pos=algorithm.tau_pos,
+            tau_neg=algorithm.tau_neg,
+            ppo_kl_coef=algorithm.ppo_kl_coef,
+            token_advantages=algorithm.rollout_is != "off" or (in_reward and estimator.by_token),
         )
 
     def evaluation(self) -> Sampling:

@@ -25,6 +25,19 @@ class RewardSettings(Block):
     """Rewards by name (`gsm8k`, `sql`) or as `package.module:function`; the first one's value is the score shown."""
     weights: list[float] | None = None
     """One weight a function; null weighs each 1."""
+    rank_in_group: bool = False
+    """Replace each reward by its rank among the n of its prompt, 0 worst to 1 best, equals sharing the mean of theirs;
+    before what length adds."""
+    overlong_buffer_len: int = Field(0, ge=0, lt=2**31)
+    """DAPO's soft punishment: over the last so many tokens of rollout.max_response_length the reward falls by up to
+    `overlong_penalty_factor`; 0 is off."""
+    overlong_penalty_factor: PositiveFloat = 1.0
+    """What a completion of the full length loses."""
+    length_penalty: float = Field(0.0, ge=0)
+    """Weight of a reward for short completions; 0 is off."""
+    length_penalty_form: Literal["linear", "group"] = "linear"
+    """linear: -length / rollout.max_response_length; group: from 0.5 for the shortest to -0.5 for the longest of a
+    prompt's completions, at most 0 where the answer is wrong (Kimi k1.5)."""
     timeout_s: PositiveFloat = 10.0
     """Seconds one call of a custom reward may take; a completion whose reward times out is left out and counted."""
     own_grader: bool = True

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from rlctl.engine.loss import clipped_surrogate, kl_divergence, policy_loss, token_weights
+from rlctl.engine.loss import kl_divergence, policy_loss, token_weights
+from rlctl.engine.policy_losses import clipped_surrogate
 from rlctl.types import LossSpec
 from tests import defaults
 

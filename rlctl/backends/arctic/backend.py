@@ -14,6 +14,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ class ArcticBackend(Backend[ArcticSettings]):
         self._entropy: dict[int, tuple[TokenIds, float]] = {}
         """Entropy sums of scored rows, by the identity of their ids, which are held so that it stays theirs."""
         self._told_of_rate = False
+
+    def loss_obstacle(self, loss: LossSpec) -> str | None:
+        """The platform's loss takes an advantage for each token; what else it cannot do is refused in `__init__`."""
+        return super().loss_obstacle(replace(loss, token_advantages=False))
 
     async def start(self) -> BackendInfo:
         # What this release would do wrong comes before the seconds that it takes to load a tokenizer.

@@ -83,7 +83,7 @@ def update_payload(
     mask_BS = _response_mask(lay)
     batch |= {"response_mask": mask_BS, "loss_mask": mask_BS.clone()}
     batch["old_log_probs"] = _response_values(lay, columns[0])
-    batch["advantages"] = _response_values(lay, [_constant(row, row.advantage) for row in lay.rows])
+    batch["advantages"] = _response_values(lay, [row.advantages for row in lay.rows])
     if loss.kl_coef > 0:
         batch["ref_log_prob"] = _response_values(lay, [row.ref_logprobs for row in lay.rows])
     meta = _meta(lay, settings=settings, job=job, ranks=settings.training_gpus)
@@ -112,10 +112,6 @@ def _response_mask(lay: Layout) -> Tensor:
     for i, row in enumerate(lay.rows[: lay.num_real]):  # rows that only fill the ranks teach nothing
         mask_BS[i, lay.prompt_columns : lay.prompt_columns + len(row.completion_ids)] = 1
     return torch.from_numpy(mask_BS)
-
-
-def _constant(row: TrainRow, value: float) -> LogProbs:
-    return np.full(len(row.completion_ids), value, dtype=np.float32)
 
 
 def _response_values(lay: Layout, values: Sequence[LogProbs | None]) -> Tensor:
@@ -184,7 +180,7 @@ def _loss_meta(lay: Layout, loss: LossSpec, denominator: float) -> Payload:
             "entropy_coeff": loss.entropy_coeff,
             "use_kl_loss": loss.kl_coef > 0,
             "kl_loss_coef": loss.kl_coef,
-            "kl_loss_type": _KL_NAMES[loss.kl_estimator],
+            "kl_loss_type": _KL_NAMES.get(loss.kl_estimator, "low_var_kl"),  # another is refused, or has no weight
         },
         "policy_loss_config": {"loss_mode": "vanilla"},
         "global_batch_size": lay.num_real,

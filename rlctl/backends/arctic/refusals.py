@@ -130,6 +130,15 @@ def _of_loss(settings: ArcticSettings, loss: LossSpec) -> Iterator[str]:
         if (value := getattr(loss, name)) != fixed:
             told = "null" if value is None else value
             yield f"algorithm.{name} = {told}: the platform's loss ignores it and always takes {fixed}."
+    if loss.policy_loss != "vanilla" or loss.importance_sampling != "token":
+        which = (
+            f"policy_loss = {loss.policy_loss}"
+            if loss.policy_loss != "vanilla"
+            else f"importance_sampling = {loss.importance_sampling}"
+        )
+        yield f"algorithm.{which}: the platform's loss is the clipped one of token ratios, whatever it is told."
+    if loss.kl_coef > 0 and loss.kl_estimator not in ("k1", "k2", "k3"):
+        yield f"algorithm.kl_estimator = {loss.kl_estimator}: the platform has k1, k2 and k3 as they stand."
     if loss.loss_agg_mode != "token-mean":
         yield (
             f"algorithm.loss_agg_mode = {loss.loss_agg_mode}: the platform joins the rows of a micro-batch before its "

@@ -28,6 +28,7 @@ from rlctl.engine.limits import compute_dtype, max_memory_bytes, must_fit_contex
 from rlctl.engine.model import Policy, load_policy, wrap
 from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
+from rlctl.engine.policy_losses import loss_function
 from rlctl.engine.reference import Reference
 from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, NonFiniteWeights
 from rlctl.types import (
@@ -90,6 +91,11 @@ class LocalBackend(Backend[LocalSettings]):
                 self._optimizer.discard()
             self._loss_is_finite = True
         return work()
+
+    def loss_obstacle(self, loss: LossSpec) -> str | None:
+        """None: the engine computes every loss that is registered. Raises BackendUnavailable where its code fails."""
+        loss_function(loss)
+        return None
 
     def abandon(self) -> bool:
         self._abandoned.set()

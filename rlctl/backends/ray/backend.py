@@ -25,6 +25,7 @@ from rlctl.backends.ray.sampler import probe_ids
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.backends.ray.waiting import Patience, answers
 from rlctl.engine.limits import must_know_ids
+from rlctl.engine.policy_losses import loss_function
 from rlctl.errors import BackendError, CheckpointError
 from rlctl.types import (
     BackendInfo,
@@ -65,6 +66,11 @@ class RayBackend(Backend[RaySettings]):
         self._awake = True
         self._met: list[Any] = []
         """The samplers with which the trainers have a transfer open."""
+
+    def loss_obstacle(self, loss: LossSpec) -> str | None:
+        """None: a trainer computes every loss that is registered. Raises BackendUnavailable where its code fails."""
+        loss_function(loss)
+        return None
 
     async def start(self) -> BackendInfo:
         must_hold_whole_weights(self.settings, self.job)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlctl.engine.logprobs import Backward, Head, LossOfTile, loss_backward, token_logprobs
+from rlctl.engine.logprobs import Backward, Foresee, Head, LossOfTile, loss_backward, token_logprobs
 from rlctl.engine.loss import LossTerms
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import PackedBatch
@@ -32,6 +32,7 @@ class HeadTask:
 
     compute: Compute
     loss: LossOfTile[LossTerms] | None = None
+    foresee: Foresee | None = None
     outcome: Backward[LossTerms] | None = None
     """Written by the forward pass when there is a loss."""
 
@@ -88,7 +89,7 @@ class _LossOnHidden(torch.autograd.Function):
         assert task.loss is not None
         weight, bias = _collector(weight_VD), _collector(bias_V)
         assert weight is not None
-        outcome = loss_backward(hidden_TD.detach(), _head(weight, bias, task), targets_T, task.loss)
+        outcome = loss_backward(hidden_TD.detach(), _head(weight, bias, task), targets_T, task.loss, task.foresee)
         task.outcome = outcome
         ctx.save_for_backward(outcome.grad_hidden_TD, *(getattr(p, "main_grad", None) for p in (weight, bias)))
         return torch.stack([terms.total.detach() for terms in outcome.losses]).sum()

@@ -29,7 +29,9 @@ from rlctl.errors import NonFinite
 from rlctl.types import JobSpec, LogProbs, LossSpec, LossStats, OptimStats, TrainRow
 
 _ONE = np.zeros(1, np.float32)
-EMPTY = TrainRow(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, _ONE, _ONE, _ONE)
+EMPTY = TrainRow(
+    np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, _ONE, _ONE, _ONE, selected=np.zeros(1, dtype=np.bool_)
+)
 """The row of a micro-batch that is computed only because other ranks compute one."""
 
 
@@ -148,7 +150,7 @@ class ShardedPolicy:
         tokens = TokenLoss(self.policy, batch, rows, loss, denominator)
         if rows[0] is EMPTY:
             tokens.weights = torch.zeros_like(tokens.weights)
-        task = HeadTask(self.compute, tokens.loss)
+        task = HeadTask(self.compute, tokens.loss, tokens.foresee)
         with ExitStack() as until_backward:
             total = self.engine(batch, task, until_backward)
             self.engine.backward(total * self.rank.world)

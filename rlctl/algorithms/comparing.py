@@ -1,0 +1,160 @@
+"""From rollouts to rows with advantages: which completions are compared, with what, and which of them are trained on.
+
+What is compared and what is trained on differ: a truncated completion counts for its siblings' baseline also where the
+settings leave it out of the update. Groups of equal rewards are left out before anything is computed of them, unless
+the settings keep them or the estimator learns from them.
+
+Letters: P problems of the step, n completions of one, C tokens of a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from rlctl.algorithms.advantages import Advantage, Group, Values
+from rlctl.algorithms.estimators import Estimator
+from rlctl.errors import ConfigError
+from rlctl.rollouts import counted, has_signal
+from rlctl.types import KlEstimator, Rollout, TrainRow
+
+LOG_RATIO_LIMIT = 20.0
+K3_LIMIT = 10.0
+"""Both as in `engine/loss.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageSpec:
+    """How rewards become advantages, and which rows they are trained on."""
+
+    estimator: Estimator
+    norm_adv_by_std: bool
+    drop_zero_signal_groups: bool
+    mask_truncated: bool = False
+    kl_coef: float = 0.0
+    """Weight of the KL taken off the reward of each token; 0 takes nothing off."""
+    kl_penalty: KlEstimator = "k1"
+
+    @property
+    def token_advantages(self) -> bool:
+        return self.kl_coef > 0 and self.estimator.by_token
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Minibatches of rows with advantages, and what was left out of them or taken off their rewards."""
+
+    batches: list[list[TrainRow]]
+    masked_rows: int
+    kl_in_reward: tuple[float, int] | None
+
+
+def comparable(group: Sequence[Rollout], spec: AdvantageSpec) -> list[Rollout]:
+    """The completions of one group that are compared: [n] -> [0..n], none where there is nothing to learn."""
+    kept = counted(group)
+    flat = not has_signal(group) and not spec.estimator.keeps_flat_groups
+    if spec.drop_zero_signal_groups and flat:
+        return []
+    if spec.estimator.needs_baseline and any(rollout.baseline is None for rollout in kept):
+        return []
+    return kept
+
+
+def plain_rows(group: Sequence[Rollout]) -> list[TrainRow]:
+    """The rows of rollouts, whose advantages are not known yet."""
+    return [TrainRow(r.prompt.token_ids, r.completion.token_ids, 0.0, r.completion.logprobs) for r in group]
+
+
+def with_advantages(
+    batches: Sequence[Sequence[TrainRow]], groups: Sequence[Sequence[Rollout]], spec: AdvantageSpec
+) -> Compared:
+    """Minibatches of the groups' rows, in the same order, with their advantages; log-probs where KL needs them.
+
+    Raises ConfigError when the estimator, which may be a plugin's, gives something else than P x n finite advantages.
+    """
+    rows = iter([row for batch in batches for row in batch])
+    rows_of = [list(islice(rows, len(group))) for group in groups]
+    penalties = [[kl_penalties(row, spec) for row in own] for own in rows_of] if spec.kl_coef > 0 else None
+    compared = [
+        _group(group, own, penalties[i] if penalties else None, spec)
+        for i, (group, own) in enumerate(zip(groups, rows_of, strict=True))
+        if group
+    ]
+    advantages = iter(_checked(spec, compared))
+    truncated = iter([rollout.completion.truncated for group in groups for rollout in group])
+    done = [list(_trained(batch, advantages, truncated, spec)) for batch in batches]
+    kl = None
+    if penalties is not None:
+        flat = [values for own in penalties for values in own]
+        kl = (float(sum(values.sum() for values in flat)), sum(map(len, flat)))
+    return Compared(done, sum(map(len, batches)) - sum(map(len, done)), kl)
+
+
+def _group(
+    group: Sequence[Rollout], rows: Sequence[TrainRow], penalties: Sequence[Values] | None, spec: AdvantageSpec
+) -> Group:
+    return Group(
+        rewards=[rollout.reward for rollout in group if rollout.reward is not None],
+        lengths=[row.trained_tokens for row in rows],
+        parts=[[*rollout.parts, (1.0, rollout.shaping)] for rollout in group],
+        baseline=group[0].baseline,
+        penalties=None if penalties is None else [spec.kl_coef * values for values in penalties],
+    )
+
+
+def _trained(
+    batch: Sequence[TrainRow], advantages: Iterator[Advantage], truncated: Iterator[bool], spec: AdvantageSpec
+) -> Iterator[TrainRow]:
+    for row in batch:
+        advantage, cut = next(advantages), next(truncated)
+        if not (cut and spec.mask_truncated):
+            yield _with_advantage(row, advantage)
+
+
+def _with_advantage(row: TrainRow, advantage: Advantage) -> TrainRow:
+    if not isinstance(advantage, np.ndarray):
+        return replace(row, advantage=float(advantage))
+    mean = float(advantage.mean()) if len(advantage) else 0.0
+    return replace(row, advantage=mean, token_advantages=advantage.astype(np.float32))
+
+
+def kl_penalties(row: TrainRow, spec: AdvantageSpec) -> Values:
+    """[C] estimates of KL(policy || reference) at each token, of the policy before the update."""
+    assert row.old_logprobs is not None, "KL in the reward needs the policy's log-probs"
+    assert row.ref_logprobs is not None, "KL in the reward needs the reference's log-probs"
+    difference = np.clip(row.old_logprobs.astype(np.float64) - row.ref_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if spec.kl_penalty == "k1":
+        return difference
+    if spec.kl_penalty == "k2":
+        return np.square(difference) / 2
+    if spec.kl_penalty == "abs":
+        return np.abs(difference)
+    return np.clip(np.exp(-difference) - 1 + difference, -K3_LIMIT, K3_LIMIT)
+
+
+def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:
+    """The estimator's advantages, all in one list."""
+    found = spec.estimator.load()(groups, scale=spec.norm_adv_by_std)
+    wanted = [len(group.rewards) for group in groups]
+    sizes = [len(values) for values in found]
+    if sizes != wanted:
+        raise _broken(spec, f"returned {sum(sizes)} advantages in {len(sizes)} groups for {sum(wanted)} rewards in "
+                      f"{len(wanted)}")  # fmt: skip
+    flat = [value for values in found for value in values]
+    lengths = [length for group in groups for length in group.lengths]
+    for value, length in zip(flat, lengths, strict=True):
+        if not np.isfinite(value).all():
+            raise _broken(spec, f"returned {value}, which is not finite")
+        if np.ndim(value) and np.shape(value) != (length,):
+            raise _broken(spec, f"returned advantages of shape {np.shape(value)} for {length} tokens")
+    return flat
+
+
+def _broken(spec: AdvantageSpec, what: str) -> ConfigError:
+    return ConfigError(
+        f"advantage estimator {spec.estimator.name!r} {what}.",
+        hint="it must give one finite number, or one a token, for each completion.",
+    )

@@ -1,0 +1,33 @@
+"""A plugin with an estimator that works, two that do not, and a loss; named in RLCTL_PLUGINS by tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlctl.algorithms import estimators, losses
+from rlctl.algorithms.advantages import Group
+
+
+def doubled(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    return [[2 * reward for reward in group.rewards] for group in groups]
+
+
+def too_few(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    return [[1.0] for _ in groups]
+
+
+def infinite(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    return [[float("inf")] * len(group.rewards) for group in groups]
+
+
+def plain(tokens: Any, spec: Any) -> Any:
+    return -tokens.advantages * tokens.logprobs, tokens.advantages != tokens.advantages
+
+
+_HERE = "tests.algorithms.foreign"
+estimators.register("doubled", function=f"{_HERE}:doubled", keeps_flat_groups=True)
+estimators.register("too_few", function=f"{_HERE}:too_few")
+estimators.register("infinite", function=f"{_HERE}:infinite")
+losses.register("plain", function=f"{_HERE}:plain", clips=False)
+losses.register("absent", function=f"{_HERE}:absent")
