@@ -171,8 +171,8 @@ async def one_update_by_each_loss(backend: Any) -> list[tuple[float, float]]:
             own = np.full(len(values), row.advantage, np.float32) * (1 + np.arange(len(values), dtype=np.float32))
             made.append(replace(row, old_logprobs=old, token_advantages=own, selected=draw.random(len(values)) < 0.3))
         for name in LOSSES:
-            assert backend.loss_obstacle(loss := defaults.loss(policy_loss=name)) is None
-            loss = replace(loss, loss_agg_mode=agg_mode_of(name, "token-mean"))
+            loss = defaults.loss(policy_loss=name, loss_agg_mode=agg_mode_of(name, "token-mean"))
+            assert backend.loss_obstacle(loss) is None
             stats = await backend.forward_backward(made, loss=loss, loss_denominator=100.0)
             found.append((stats.loss, (await backend.optim_step(LR)).grad_norm))
         return found
