@@ -14,6 +14,7 @@ from rlctl.peers.findings import Effect, Group
 
 FILES = (".json", ".jsonl", ".parquet", ".csv", ".tsv")
 ESTIMATOR = "algo.advantage.estimator"
+WHITENED = {"reinforce": "reinforce_plus_plus", "reinforce_baseline": "reinforce_plus_plus_baseline"}
 
 
 def rules(book: Book) -> None:
@@ -42,19 +43,32 @@ def estimator(book: Book) -> None:
     elif value == "dr_grpo":
         text = "advantages are centred only; unlike Dr. GRPO's paper, OpenRLHF still takes the mean over tokens"
         book.meaning([ESTIMATOR], text, {"algorithm.norm_adv_by_std": False})
+    elif value == "rloo":
+        book.exact([ESTIMATOR], "", {"algorithm.adv_estimator": "rloo"})
+    elif value in WHITENED:
+        whitened(book, str(value))
     else:
-        more = {
-            "reinforce_baseline": "; that one centres by the group, then whitens over the whole batch",
-            "rloo": "; with algorithm.norm_adv_by_std = false rlctl's advantages are RLOO's times (n - 1)/n",
-            "gae": ", without a critic",
-        }.get(str(value), "")
+        more = ", without a critic" if value == "gae" else ""
         named = "" if book.has(ESTIMATOR) else " (OpenRLHF's default: the command does not set it)"
-        book.missing([ESTIMATOR], f"advantages by {shown(value)}{named}; rlctl does GRPO only{more}")
+        known = ", ".join(("group_norm", "dr_grpo", "rloo", *WHITENED))
+        book.missing([ESTIMATOR], f"advantages by {shown(value)}{named}; rlctl has {known}{more}")
     book.unused(["algo.advantage.no_std_norm"], "only whitening over the batch reads it") if value in (
         "group_norm",
         "dr_grpo",
         "rloo",
     ) else None
+
+
+def whitened(book: Book, value: str) -> None:
+    no_std, gamma = "algo.advantage.no_std_norm", "algo.advantage.gamma"
+    if book.flag(no_std) or book.number(gamma) not in (None, 1.0):
+        text = (
+            f"{value} only centred (no_std_norm), or with discounted returns (gamma); rlctl's is whitened, undiscounted"
+        )
+        book.missing([ESTIMATOR, no_std, gamma], text)
+        return
+    text = "whitened over the tokens of the batch; rlctl's variance is over N - 1"
+    book.meaning([ESTIMATOR], text, {"algorithm.adv_estimator": WHITENED[value]})
 
 
 def geometry(book: Book) -> None:
@@ -114,8 +128,14 @@ def kl_term(book: Book) -> None:
         book.exact([in_loss, weight, kind], "in the loss", settings)
     else:
         size = shown(book.value(weight))
-        text = f"KL is taken off each token's reward, with weight {size}; rlctl has it in the loss only"
-        book.missing([weight, in_loss, kind], text)
+        text = f"KL is taken off each token's reward, with weight {size}"
+        outcome = str(book.value(ESTIMATOR)) not in WHITENED
+        if outcome:
+            text += "; OpenRLHF takes it off after the comparison with the group, rlctl before"
+        settings = {"algorithm.use_kl_in_reward": True, "algorithm.kl_coef": book.value(weight)}
+        effect = Effect.RESULT if outcome else Effect.NONE
+        own = {**settings, "algorithm.kl_penalty": book.value(kind)}
+        book.put(Group.MEANING, [weight, in_loss, kind], text, own, effect=effect)
     if book.value(adaptive[0]) is not None:
         book.missing(adaptive, "the weight of KL is steered to a target; rlctl's is fixed")
     else:
@@ -217,7 +237,7 @@ def correction(book: Book) -> None:
         book.unused(keys, "the correction is off")
         return
     given = [key for key in keys if book.has(key)]
-    text = "trainer/sampler probabilities are corrected by weights or masks; rlctl has no such correction"
+    text = "OpenRLHF bounds weights on both sides, or gates them by the completion; set algorithm.rollout_is yourself"
     book.missing(given or keys, text)
 
 

@@ -6,18 +6,12 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rlctl.peers import common
+from rlctl.peers import common, trl_algorithm
 from rlctl.peers.book import Book
 from rlctl.peers.entries import Unresolved, shown
 from rlctl.peers.findings import Effect, Group
 
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
-LOSSES = {
-    "grpo": ("seq-mean-token-mean", ""),
-    "dr_grpo": ("seq-mean-token-sum-norm", ""),
-    "dapo": ("token-mean", "TRL divides by the tokens of all devices, averaged over the updates of a generation"),
-    "bnpo": ("token-mean", "TRL takes the mean in each micro-batch on each device, rlctl over the whole update"),
-}
 FILES = (".json", ".jsonl", ".parquet", ".csv", ".tsv")
 
 
@@ -39,12 +33,10 @@ def rules(book: Book) -> None:
     pace = geometry(book)
     length(book, pace)
     schedule(book)
-    loss(book)
-    clipping(book)
+    trl_algorithm.rules(book)
     common.pair(book, ("adam_beta1", "adam_beta2"), setting="trainer.betas")
     draws(book)
     prompt_limit(book)
-    importance_sampling(book)
     lora(book)
     data(book)
     evaluation(book, pace)
@@ -160,51 +152,6 @@ def schedule(book: Book) -> None:
         common.warmup(book, warm, ratio=ratio, steps=steps, total=total)
 
 
-def loss(book: Book) -> None:
-    if not book.waits(["beta"]):
-        if book.number("beta"):
-            book.exact(
-                ["beta"], "k3 in the loss", {"algorithm.kl_coef": book.value("beta"), "algorithm.kl_estimator": "k3"}
-            )
-        else:
-            book.exact(["beta"], "no KL term", {"algorithm.kl_coef": 0.0})
-    if not book.waits(["loss_type"]):
-        known = LOSSES.get(str(book.value("loss_type")))
-        if known is None:
-            book.missing(["loss_type"], f"no loss of rlctl: it has those of {', '.join(LOSSES)}")
-        else:
-            book.put(
-                Group.MEANING if known[1] else Group.EXACT,
-                ["loss_type"],
-                known[1],
-                {"algorithm.loss_agg_mode": known[0]},
-            )
-    if not book.waits(["scale_rewards"]):
-        scale = str(book.value("scale_rewards")).lower()
-        if scale in ("group", "true", "none", "false"):
-            by_std = scale in ("group", "true")
-            text = "TRL adds 1e-4 to the standard deviation, rlctl 1e-6" if by_std else ""
-            settings = {"algorithm.norm_adv_by_std": by_std}
-            book.put(Group.MEANING if by_std else Group.EXACT, ["scale_rewards"], text, settings)
-        else:
-            book.missing(
-                ["scale_rewards"], f"{shown(scale)}: rlctl divides by the standard deviation of a group or not at all"
-            )
-
-
-def clipping(book: Book) -> None:
-    low, high, dual = "epsilon", "epsilon_high", "delta"
-    if book.waits([low, high, dual]):
-        return
-    book.exact([low], "", {"algorithm.clip_ratio_low": book.value(low)})
-    if book.value(high) is None:
-        text = "epsilon counts above 1 too"
-        book.exact([high], text, {"algorithm.clip_ratio_high": book.value(low)})
-    else:
-        book.exact([high], "", {"algorithm.clip_ratio_high": book.value(high)})
-    book.exact([dual], "dual clip", {"algorithm.clip_ratio_c": book.value(dual)})
-
-
 def prompt_limit(book: Book) -> None:
     key = "max_prompt_length"
     if book.waits([key]):
@@ -217,17 +164,6 @@ def prompt_limit(book: Book) -> None:
         return
     text = "TRL cuts longer prompts from the left; rlctl leaves them out and counts them"
     book.meaning([key], text, {"data.max_prompt_length": book.value(key)})
-
-
-def importance_sampling(book: Book) -> None:
-    keys = [key for key in book.table.defaults if key.startswith("vllm_importance_sampling_")]
-    switch = "vllm_importance_sampling_correction"
-    if not keys or not book.flag("use_vllm") or not book.flag(switch):
-        book.unused(keys, "vLLM does not sample, or the correction is off")
-        return
-    mode, most = book.value("vllm_importance_sampling_mode"), book.value("vllm_importance_sampling_clip_max")
-    text = f"TRL weights by trainer/sampler probabilities ({shown(mode)}, at most {shown(most)}); rlctl does not"
-    book.missing(keys, text)
 
 
 def lora(book: Book) -> None:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlctl.peers import common
+from rlctl.peers import common, verl_algorithm
 from rlctl.peers.book import Book
-from rlctl.peers.entries import Unresolved, shown
+from rlctl.peers.entries import shown
 from rlctl.peers.findings import Effect, Group
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
-KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
 def rules(book: Book) -> None:
-    estimator(book)
+    verl_algorithm.rules(book)
     geometry(book)
-    kl_term(book)
     clipping(book)
     schedule(book)
     draws(book)
@@ -30,22 +28,6 @@ def rules(book: Book) -> None:
     filtering(book)
     over_long(book)
     data(book)
-
-
-def estimator(book: Book) -> None:
-    key = "algorithm.adv_estimator"
-    value = book.value(key)
-    if isinstance(value, Unresolved):
-        book.waits([key])
-    elif value in ("grpo", "grpo_vectorized"):
-        book.exact([key], "rlctl's algorithm", {})
-    else:
-        hint = {
-            "rloo": "; with algorithm.norm_adv_by_std = false rlctl's advantages are RLOO's times (n - 1)/n",
-            "gae": ", without a critic",
-        }.get(str(value), "")
-        named = "" if book.has(key) else f" (verl's default: the file does not set {key})"
-        book.missing([key], f"the run estimates advantages by {shown(value)}{named}; rlctl does GRPO only{hint}")
 
 
 def geometry(book: Book) -> None:
@@ -64,37 +46,6 @@ def geometry(book: Book) -> None:
         return
     how = f"{prompts} prompts a step, {mini} an update: verl counts both in prompts, as rlctl does"
     common.batches(book, keys, sizes=common.Batches(Fraction(prompts), Fraction(mini), how))
-
-
-def kl_term(book: Book) -> None:
-    in_loss = [f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef", f"{ACTOR}kl_loss_type"]
-    in_reward = ["algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.horizon"]
-    in_reward += ["algorithm.kl_ctrl.target_kl", "algorithm.kl_penalty"]
-    switch = "algorithm.use_kl_in_reward"
-    if book.flag(switch):
-        text = (
-            f"KL is taken off the reward, with weight {shown(book.value(in_reward[0]))}; rlctl has it in the loss only"
-        )
-        book.missing([switch, *in_reward], text)
-    elif book.has(in_reward[0]) and not book.has(switch) and not book.flag(in_loss[0]):
-        text = "without effect in the versions known here, as use_kl_in_reward is false; before 0.3, verl took it off "
-        book.put(Group.MEANING, in_reward, text + "the reward unless use_kl_loss was set", effect=Effect.RESULT)
-        book.exact([switch], "no KL in the reward")
-    else:
-        book.exact([switch], "no KL in the reward")
-        book.unused(in_reward, "use_kl_in_reward is false")
-    if book.waits(in_loss):
-        return
-    if not book.flag(in_loss[0]):
-        book.exact(in_loss[:1], "no KL in the loss", {"algorithm.kl_coef": 0.0})
-        book.unused(in_loss[1:], "use_kl_loss is false, so no KL is in the loss")
-        return
-    kind = KL.get(str(book.value(in_loss[2])))
-    if kind is None:
-        book.missing(in_loss, f"KL by {shown(book.value(in_loss[2]))}; rlctl has k1, k2 and k3")
-        return
-    settings = {"algorithm.kl_coef": book.value(in_loss[1]), "algorithm.kl_estimator": kind}
-    book.exact(in_loss, f"{shown(book.value(in_loss[2]))} is {kind}, in the loss", settings)
 
 
 def clipping(book: Book) -> None:

@@ -47,7 +47,11 @@ def test_maps_name_settings_that_the_peer_has_or_had(name: str) -> None:
     peer = load(name)
     elsewhere = {
         "trl": {"system_prompt", "dataset_prompt_column"},
-        "verl": {"actor_rollout_ref.rollout.n_agent"},
+        "verl": {
+            "actor_rollout_ref.rollout.n_agent",
+            "actor_rollout_ref.actor.tis_imp_ratio_cap",
+            "reward_model.overlong_buffer.enable",
+        },
         "openrlhf": set(),
     }
     named = {*peer.mapped, *peer.ruled}

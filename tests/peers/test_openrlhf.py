@@ -42,6 +42,19 @@ def test_training_batches_that_do_not_fit_are_told(tmp_path: Path, samples: str,
             {"algorithm.kl_coef": 1e-3},
         ),
         (["--algo.kl.init_coef", "0"], {"algorithm.kl_coef": None}),
+        (["--algo.advantage.estimator", "rloo"], {"algorithm.adv_estimator": "rloo"}),
+        (
+            ["--algo.advantage.estimator", "reinforce_baseline", "--algo.kl.init_coef", "1e-4"],
+            {
+                "algorithm.adv_estimator": "reinforce_plus_plus_baseline",
+                "algorithm.use_kl_in_reward": True,
+                "algorithm.kl_coef": 1e-4,
+            },
+        ),
+        (
+            ["--reward.overlong_buffer_len", "128", "--reward.overlong_penalty_factor", "0.5"],
+            {"reward.overlong_buffer_len": 128, "reward.overlong_penalty_factor": 0.5},
+        ),
         (["--actor.eps_clip", "0.1"], {"algorithm.clip_ratio_low": 0.1, "algorithm.clip_ratio_high": 0.1}),
         (
             ["--actor.eps_clip_low_high", "0.2", "0.27"],
@@ -119,8 +132,11 @@ def test_flat_options_are_those_of_the_older_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        (["--algo.advantage.estimator", "reinforce_baseline"], "algo.advantage.estimator"),
-        (["--algo.kl.init_coef", "0.01"], "algo.kl.init_coef"),
+        (["--algo.advantage.estimator", "gae"], "algo.advantage.estimator"),
+        (
+            ["--algo.advantage.estimator", "reinforce", "--algo.advantage.gamma", "0.9"],
+            "algo.advantage.estimator",
+        ),
         (["--reward.remote_url", "reward.py"], "reward.remote_url"),
         (["--reward.normalize_enable"], "reward.normalize_enable"),
         (["--algo.advantage.is_correction_enable"], "algo.advantage.is_correction_enable"),
@@ -136,4 +152,4 @@ def test_what_rlctl_lacks_is_said_to_change_the_result(tmp_path: Path, arguments
 def test_kl_in_the_reward_by_default_is_told(tmp_path: Path) -> None:
     made = openrlhf(tmp_path, *SIZES, "1024")
     assert any("taken off each token's reward, with weight 0.01" in found.text for found in made.findings)
-    assert "algorithm.kl_coef" not in made.settings
+    assert (made.settings["algorithm.kl_coef"], made.settings["algorithm.use_kl_in_reward"]) == (0.01, True)

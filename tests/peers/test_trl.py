@@ -120,6 +120,30 @@ def test_the_version_is_the_newest_that_knows_the_settings(tmp_path: Path) -> No
             "loss_type: dr_grpo\nscale_rewards: false\n",
             {"algorithm.loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.norm_adv_by_std": False},
         ),
+        ("importance_sampling_level: sequence\n", {"algorithm.importance_sampling": "sequence"}),
+        ("mask_truncated_completions: true\n", {"algorithm.mask_truncated_completions": True}),
+        ("multi_objective_aggregation: normalize_then_sum\n", {"algorithm.adv_estimator": "gdpo"}),
+        (
+            "loss_type: sapo\nsapo_temperature_neg: 1.2\n",
+            {"algorithm.policy_loss": "sapo", "algorithm.tau_neg": 1.2, "algorithm.clip_ratio_low": None},
+        ),
+        (
+            "loss_type: cispo\nepsilon_high: 5.0\n",
+            {"algorithm.policy_loss": "cispo", "algorithm.clip_ratio_high": 4.0, "algorithm.clip_ratio_low": 0.999},
+        ),
+        (
+            "use_vllm: true\n",
+            {
+                "algorithm.rollout_is": "sequence",
+                "algorithm.rollout_is_mode": "mask",
+                "algorithm.rollout_is_threshold": 3.0,
+                "algorithm.rollout_is_lower": 0.0,
+            },
+        ),
+        (
+            "use_vllm: true\nvllm_importance_sampling_mode: token_truncate\nvllm_importance_sampling_clip_max: 2.5\n",
+            {"algorithm.rollout_is": "token", "algorithm.rollout_is_threshold": 2.5},
+        ),
         ("epsilon: 0.1\n", {"algorithm.clip_ratio_low": 0.1, "algorithm.clip_ratio_high": 0.1}),
         ("epsilon: 0.1\nepsilon_high: 0.28\n", {"algorithm.clip_ratio_low": 0.1, "algorithm.clip_ratio_high": 0.28}),
         ("delta: 4.0\n", {"algorithm.clip_ratio_c": 4.0}),
@@ -145,16 +169,15 @@ def test_settings_of_trl(tmp_path: Path, text: str, settings: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("importance_sampling_level: sequence\n", "importance_sampling_level"),
-        ("mask_truncated_completions: true\n", "mask_truncated_completions"),
         ("scale_rewards: batch\n", "scale_rewards"),
-        ("loss_type: sapo\n", "loss_type"),
+        ("loss_type: vespo\n", "loss_type"),
+        ("loss_type: cispo\n", "loss_type"),
+        ("importance_sampling_level: sequence_token\n", "importance_sampling_level"),
         ("reward_funcs: [accuracy]\n", "reward_funcs"),
         ("lr_scheduler_type: polynomial\n", "lr_scheduler_type"),
         ("num_train_epochs: 0.5\n", "num_train_epochs"),
         ("warmup_steps: 10\n", "warmup_steps"),
         ("optim: adamw_8bit\n", "optim"),
-        ("use_vllm: true\nvllm_importance_sampling_correction: true\n", "vllm_importance_sampling_correction"),
     ],
 )
 def test_what_rlctl_lacks_is_said_to_change_the_result(tmp_path: Path, text: str, key: str) -> None:

@@ -32,6 +32,48 @@ ROLLOUT = "actor_rollout_ref.rollout."
         ([f"{ACTOR}clip_ratio_high=0.28"], {"algorithm.clip_ratio_high": 0.28, "algorithm.clip_ratio_low": None}),
         ([f"{ACTOR}loss_agg_mode=seq-mean-token-sum"], {"algorithm.loss_agg_mode": "seq-mean-token-sum"}),
         (["algorithm.norm_adv_by_std_in_grpo=False"], {"algorithm.norm_adv_by_std": False}),
+        (["algorithm.adv_estimator=rloo"], {"algorithm.adv_estimator": "rloo"}),
+        (
+            [f"{ACTOR}policy_loss.loss_mode=sapo", f"{ACTOR}tau_neg=1.2"],
+            {"algorithm.policy_loss": "sapo", "algorithm.tau_neg": 1.2, "algorithm.tau_pos": None},
+        ),
+        ([f"{ACTOR}policy_loss.loss_mode=geo_mean"], {"algorithm.policy_loss": "gmpo"}),
+        (
+            [f"{ACTOR}policy_loss.loss_mode=kl_cov"],
+            {"algorithm.policy_loss": "kl_cov", "algorithm.ppo_kl_coef": 0.1},
+        ),
+        (
+            [f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_type=low_var_kl+"],
+            {"algorithm.kl_coef": 0.001, "algorithm.kl_estimator": "k3+"},
+        ),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02", "algorithm.kl_penalty=low_var_kl"],
+            {"algorithm.use_kl_in_reward": True, "algorithm.kl_coef": 0.02, "algorithm.kl_penalty": "k3"},
+        ),
+        (
+            ["algorithm.use_kl_in_reward=True", f"{ACTOR}use_kl_loss=True"],
+            {"algorithm.use_kl_in_reward": None, "algorithm.kl_coef": 0.001},
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_is=sequence", "algorithm.rollout_correction.rollout_is_threshold=5"],
+            {"algorithm.rollout_is": "sequence", "algorithm.rollout_is_threshold": 5},
+        ),
+        (
+            [
+                "algorithm.rollout_correction.rollout_is=token",
+                "algorithm.rollout_correction.rollout_is_threshold='0.5_5.0'",
+            ],
+            {
+                "algorithm.rollout_is_mode": "mask",
+                "algorithm.rollout_is_lower": 0.5,
+                "algorithm.rollout_is_threshold": 5.0,
+            },
+        ),
+        ([f"{ACTOR}tis_imp_ratio_cap=3"], {"algorithm.rollout_is": "token", "algorithm.rollout_is_threshold": 3}),
+        (
+            ["reward_model.overlong_buffer.enable=True", "reward_model.overlong_buffer.len=128"],
+            {"reward.overlong_buffer_len": 128},
+        ),
         ([f"{ROLLOUT}top_p=0.9"], {"rollout.top_p": 0.9, "rollout.allow_biased_sampling": True}),
         ([f"{ROLLOUT}val_kwargs.do_sample=True", f"{ROLLOUT}val_kwargs.temperature=0.6"], {"eval.temperature": 0.6}),
         ([f"{ACTOR}optim.lr_scheduler_type=cosine"], {"trainer.lr_schedule": "cosine"}),
@@ -101,12 +143,16 @@ def test_several_files_become_sources_that_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "group"),
     [
-        ("algorithm.use_kl_in_reward=True", Group.MISSING),
-        (f"{ACTOR}policy_loss.loss_mode=gspo", Group.MISSING),
+        ("algorithm.use_kl_in_reward=True", Group.EXACT),
+        ("algorithm.adv_estimator=gae", Group.MISSING),
+        ("algorithm.adv_estimator=gpg", Group.MEANING),
+        (f"{ACTOR}policy_loss.loss_mode=gspo", Group.EXACT),
+        (f"{ACTOR}policy_loss.loss_mode=dppo_tv", Group.MISSING),
         (f"{ROLLOUT}multi_turn.enable=True", Group.MISSING),
         (f"{ACTOR}kl_loss_type=abs", Group.EXACT),
         ("custom_reward_function.path=reward.py", Group.MISSING),
-        ("algorithm.rollout_correction.rollout_is=token", Group.MISSING),
+        ("algorithm.rollout_correction.rollout_is=token", Group.EXACT),
+        ("algorithm.rollout_correction.rollout_rs=token_k1", Group.MISSING),
         (f"{ACTOR}ppo_mini_batch_size=2048", Group.INVALID),
         (f"{ACTOR}clip_ratio=0.1", Group.INVALID),
         ("trainer.total_epochs=many", Group.INVALID),
@@ -151,8 +197,8 @@ def test_another_estimator_is_told_given_or_by_default(tmp_path: Path) -> None:
     words = ["python3", "-m", "verl.trainer.main_ppo", "data.train_batch_size=8", "trainer.nnodes=1"]
     silent = translated(tmp_path, "\n".join(words), "run.argv.txt")
     assert any("gae (verl's default" in found.text for found in silent.findings)
-    rloo = finding(verl(tmp_path, "algorithm.adv_estimator=rloo"), "algorithm.adv_estimator")
-    assert (rloo.group, rloo.effect) == (Group.MISSING, Effect.RESULT)
+    gae = finding(verl(tmp_path, "algorithm.adv_estimator=gae"), "algorithm.adv_estimator")
+    assert (gae.group, gae.effect) == (Group.MISSING, Effect.RESULT)
 
 
 def test_yaml_with_references_of_omegaconf_is_resolved(tmp_path: Path) -> None:
