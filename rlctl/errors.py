@@ -7,9 +7,11 @@ RlctlError                     exit 1  every error rlctl raises on purpose
     ModelError                 exit 2  the model cannot be found, read, or run exactly
     BackendNotFound            exit 2  no backend of that name is registered
   BackendUnavailable           exit 3  a backend is registered, but cannot be imported or reached here
+    BackendBusy                exit 3  it serves one run at a time, and somebody else's is on it
   BackendError                 exit 4  a backend's verb failed while the run was going
     NonFinite                  exit 4  weights or logits have become infinite or not a number
       NonFiniteGradient        exit 4  too many updates in a row had a gradient that is not a number
+    OutOfMemory                exit 4  a device, or the machine, has not as much memory as the verb needs
     Stalled                    exit 4  what the run waited for did not come within its deadline
   CheckpointError              exit 4  a checkpoint could not be written or read
     NonFiniteWeights           exit 4  a weight is not finite, so that no checkpoint may hold it
@@ -62,10 +64,18 @@ class BackendUnavailable(RlctlError):
     exit_code = 3
 
 
+class BackendBusy(BackendUnavailable):
+    """A backend that serves one run at a time, and serves somebody else's."""
+
+
 class BackendError(RlctlError):
     """A backend's verb failed while the run was going."""
 
     exit_code = 4
+
+
+class OutOfMemory(BackendError):
+    """A device, or the machine, has not as much memory as the verb needs."""
 
 
 class NonFinite(BackendError):

@@ -8,7 +8,7 @@ Moving one device between sampling and training (colocation) is the backend's ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -57,6 +57,9 @@ class Backend(ABC, Generic[SettingsT]):
         self.job = job
         self.generate_stats = GenerateStats()
         """What the last `generate` cost."""
+        self.group_ended: Callable[[int, list[Completion]], None] | None = None
+        """Told of each prompt's completions, by the prompt's index, as soon as `generate` has all of them; from any
+        thread. A backend that cannot tell earlier leaves it to the end."""
 
     def loss_obstacle(self, loss: LossSpec) -> str | None:
         """Why `forward_backward` cannot compute this loss; None when it can. Asked before the run starts.

@@ -51,6 +51,10 @@ class Limits:
     """Asked before every token; true ends the call with Abandoned."""
 
 
+GroupEnded = Callable[[int, list[Completion]], None]
+"""(the group's place among the prompts, its completions)"""
+
+
 def generate(
     policy: Policy,
     prompts: Sequence[Prompt],
@@ -59,12 +63,17 @@ def generate(
     sampling: Sampling,
     end_token_ids: Sequence[int],
     limits: Limits,
+    group_ended: GroupEnded | None = None,
 ) -> tuple[list[list[Completion]], GenerateStats]:
-    """`n` completions a prompt, [G][n], and what they cost. Raises BackendError when not even one group fits."""
+    """`n` completions a prompt, [G][n], and what they cost; `group_ended` is told of each group when it has ended.
+
+    Raises BackendError when not even one group fits.
+    """
     start = time.perf_counter()
     if not prompts:
         return [], GenerateStats()
     run = _Run(policy, prompts, n=n, sampling=sampling, end_token_ids=end_token_ids, limits=limits)
+    run.group_ended = group_ended
     with torch.inference_mode(), ExitStack() as stack:
         head = run.prepare(stack)
         run.sample(head)
@@ -175,6 +184,9 @@ class _Run:
         self.logprobs = np.zeros((num_rows, sampling.max_new_tokens), dtype=np.float32)
         self.lengths = np.zeros(num_rows, dtype=np.int64)
         self.ended = np.zeros(num_rows, dtype=bool)
+        self.running = np.full(len(prompts), n, dtype=np.int64)
+        """Rows of each group that have not ended."""
+        self.group_ended: GroupEnded | None = None
 
     def prepare(self, stack: ExitStack) -> _Head:
         """Rearrange the weights where that pays, until the stack closes; gives the output head."""
@@ -249,6 +261,7 @@ class _Run:
             return tokens_B
         self.lengths[self.rows.number[done]] = self.rows.drawn[done]
         self.ended[self.rows.number[ended]] = True
+        self._tell_of_groups(self.rows.number[done] // self.n)
         order = self.cache.leave(done)
         self.rows = self.rows[order]
         return tokens_B[order]
@@ -266,12 +279,25 @@ class _Run:
         self._count(tokens=len(tokens_B), predicted=len(tokens_B), pairs=int(step.positions_B.sum()) + len(tokens_B))
         return hidden
 
+    def _tell_of_groups(self, groups_of_done: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """Count rows that are done, by their groups, and tell of the groups that now are."""
+        np.subtract.at(self.running, groups_of_done, 1)
+        if self.group_ended is not None:
+            for group in np.unique(groups_of_done[self.running[groups_of_done] == 0]):
+                self.group_ended(int(group), self._completions_of(int(group)))
+
     def completions(self) -> list[list[Completion]]:
-        flat = [
-            Completion(self.tokens[i, :length].copy(), self.logprobs[i, :length].copy(), "stop" if ended else "length")
-            for i, (length, ended) in enumerate(zip(self.lengths, self.ended, strict=True))
+        return [self._completions_of(group) for group in range(len(self.prompts))]
+
+    def _completions_of(self, group: int) -> list[Completion]:
+        return [
+            Completion(
+                self.tokens[i, : self.lengths[i]].copy(),
+                self.logprobs[i, : self.lengths[i]].copy(),
+                "stop" if self.ended[i] else "length",
+            )
+            for i in range(group * self.n, (group + 1) * self.n)
         ]
-        return [flat[i : i + self.n] for i in range(0, len(flat), self.n)]
 
     def _count(self, *, tokens: int, predicted: int, pairs: int) -> None:
         shape = self.policy.shape

@@ -30,7 +30,7 @@ from rlctl.engine.optimizer import MasterOptimizer
 from rlctl.engine.peak import device_peak
 from rlctl.engine.policy_losses import loss_function
 from rlctl.engine.reference import Reference
-from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, NonFiniteWeights
+from rlctl.errors import BackendError, BackendUnavailable, CheckpointError, NonFiniteWeights, OutOfMemory
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -78,7 +78,7 @@ class LocalBackend(Backend[LocalSettings]):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._afresh, work)
         except torch.OutOfMemoryError as error:
-            raise BackendError(
+            raise OutOfMemory(
                 f"the device is out of memory: {str(error).split('.')[0]}.",
                 hint="lower trainer.max_tokens_per_device, local.kv_cache_gb or trainer.mini_batch_size.",
             ) from error
@@ -162,6 +162,7 @@ class LocalBackend(Backend[LocalSettings]):
                 limits=sampler.Limits(
                     self.settings.kv_cache_gb * 2**30, self.settings.max_num_seqs, self._abandoned.is_set
                 ),
+                group_ended=self.group_ended,
             )
             return completions
 

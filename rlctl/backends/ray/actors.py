@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlctl.backends.ray.waiting import Died, Patience, answers
-from rlctl.errors import BackendError, RlctlError
+from rlctl.errors import BackendError, OutOfMemory, RlctlError
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ async def answer(name: str, reference: Awaitable[T]) -> T:
 def _foreign(name: str, cause: BaseException) -> BackendError:
     told = f"{name} failed: {type(cause).__name__}: {_first_line(cause)}"
     if "OutOfMemory" in type(cause).__name__:
-        return BackendError(told, hint="lower trainer.max_tokens_per_device, or raise remote_backend.ray.zero_stage.")
+        return OutOfMemory(told, hint="lower trainer.max_tokens_per_device, or raise remote_backend.ray.zero_stage.")
     return BackendError(told)
 
 
