@@ -33,6 +33,7 @@ from rlctl.commands.resume import resume
 from rlctl.commands.resume_test import resume_test
 from rlctl.commands.reward import app as reward_app
 from rlctl.commands.runs import app as runs_app
+from rlctl.commands.serve import serve
 from rlctl.commands.smoke import smoke
 from rlctl.commands.train import train
 from rlctl.errors import RlctlError
@@ -56,6 +57,7 @@ app = typer.Typer(
 app.command(short_help="Train a policy with GRPO.")(train)
 app.command(short_help="Go on with a run that stopped.")(resume)
 app.command(short_help="Run a few steps and judge them.")(smoke)
+app.command(short_help="Host a backend for other machines.")(serve)
 app.command("resume-test", short_help="Kill a run, resume it, compare.")(resume_test)
 app.command("eval", short_help="Sample and grade a model, or compare two.")(evaluate)
 app.command(short_help="Say what a run needs, and whether it fits.")(plan)

@@ -30,7 +30,8 @@ Verdict = Literal["safe", "changes the trajectory", "impossible"]
 SAFE = (
     "run.*", "eval.*", "data.eval_*", "trainer.eval_freq", "trainer.save_*", "trainer.keep_*", "trainer.on_save_error",
     "trainer.on_non_finite", "trainer.max_rollbacks", "trainer.max_skipped_updates", "trainer.steps", "trainer.epochs",
-    "remote_backend.*.request_timeout_s", "remote_backend.*.start_timeout_s", "tracking.*",
+    "remote_backend.*_timeout_s", "remote_backend.*.reconnect_s", "remote_backend.*.attach", "remote_backend.*.queue",
+    "serve.*", "tracking.*",
 )  # fmt: skip
 """What decides no number of a training step. `trainer.steps` and `epochs` are judged by the steps they make."""
 ROUNDING = ("backend", "local.*", "remote_backend.*", "trainer.max_tokens_per_device")

@@ -130,3 +130,15 @@ def shared_ray(cluster: None, llama: Path, tmp_path_factory: pytest.TempPathFact
     )
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def http_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """`rlctl serve` of the local backend in float32, which lends the tiny Llama."""
+    from tests.http import servers
+
+    server = servers.start(
+        tmp_path_factory.mktemp("serve"), f'serve.models=["{tiny_llama}"]', "local.dtype=float32", "serve.beat_s=0.2"
+    )
+    yield server
+    server.end()

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     "torch", "transformers", "ray", "vllm", "deepspeed", "pydantic", "pydantic_settings", "rich", "typer", "numpy",
     "datasets", "pyarrow", "gguf", "safetensors", "tokenizers", "huggingface_hub", "accelerate",
-    "reasoning_gym", "verifiers", "matplotlib", "tensorboard", "wandb", "mlflow", "trackio",
+    "reasoning_gym", "verifiers", "matplotlib", "tensorboard", "wandb", "mlflow", "trackio", "httpx", "fastapi",
+    "starlette", "uvicorn", "msgspec", "zstandard", "prometheus_client",
 }  # fmt: skip
 ALLOWED = [  # first match wins: module pattern -> heavy packages it may import at module level
     ("rlctl.cli", {"typer"}),
@@ -28,6 +29,8 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.backends.*.settings", {"pydantic"}),
     ("rlctl.backends.ray.*", {"ray", "torch", "numpy"}),
     ("rlctl.backends.arctic.*", {"torch", "numpy"}),
+    ("rlctl.backends.http.server.*", {"numpy", "fastapi", "starlette", "uvicorn", "msgspec", "prometheus_client"}),
+    ("rlctl.backends.http.*", {"numpy", "httpx", "msgspec", "zstandard"}),
     ("rlctl.backends.probe.trial", {"numpy"}),
     ("rlctl.engine*", {"torch", "numpy"}),
     ("rlctl.live*", {"rich"}),
@@ -51,8 +54,8 @@ FORBIDDEN = [  # who -> whom it must not import, at any level
     ("rlctl.loop", "rlctl.backends.ray"),
     *(
         (f"rlctl.backends.{one}*", f"rlctl.backends.{other}")
-        for one in ("local", "ray", "arctic")
-        for other in ("local", "ray", "arctic")
+        for one in ("local", "ray", "arctic", "http")
+        for other in ("local", "ray", "arctic", "http")
         if one != other
     ),
 ]

@@ -299,4 +299,10 @@ register(
     memory="rlctl.backends.ray.memory:RayMemory",
     install="pip install 'rlctl[ray]'",
 )
+register(
+    "http",
+    backend="rlctl.backends.http.backend:HttpBackend",
+    settings="rlctl.backends.http.settings:HttpSettings",
+    install="pip install 'rlctl[http]'",
+)
 _opening.clear()

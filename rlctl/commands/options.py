@@ -47,6 +47,37 @@ BackendName = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print errors and the final result only; the files have everything.")
 ]
+Attach = Annotated[
+    str | None,
+    typer.Option(
+        "--attach", metavar="SESSION", help="With --backend http: take up a session whose driver died, model loaded."
+    ),
+]
+Queue = Annotated[
+    bool, typer.Option("--queue", help="With --backend http: wait in line while somebody else holds the server.")
+]
+
+
+def of_http(*, attach: str | None, queue: bool) -> dict[str, tuple[str, Any]]:
+    """Options that are settings of the http backend, for `load_settings`."""
+    return {
+        "remote_backend.http.attach": ("--attach", attach),
+        "remote_backend.http.queue": ("--queue", queue or None),
+    }
+
+
+def must_fit_backend(loaded: Loaded, given: Mapping[str, tuple[str, Any]]) -> None:
+    """Raises ConfigError for an option of another backend than the run's."""
+    from rlctl.errors import ConfigError
+
+    for dotted, (option, value) in given.items():
+        of = dotted.split(".")[1]
+        if value is not None and loaded.settings.backend != of:
+            raise ConfigError(
+                f"{option} is an option of the backend {of}, and this run is on {loaded.settings.backend} (from "
+                f"{loaded.origins['backend']}).",
+                hint=f"add --backend {of}, or leave {option} out.",
+            )
 
 
 def outlive_closed_pipes() -> None:

@@ -28,6 +28,8 @@ def resume(
     backend: options.BackendName = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the whole run (trainer.steps).")] = None,
     assignments: options.Set = None,
+    attach: options.Attach = None,
+    queue: options.Queue = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all that can be; train nothing.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -38,6 +40,7 @@ def resume(
 
     Example: rlctl resume runs/mine --steps 80
     """
+    of_http = options.of_http(attach=attach, queue=queue)
     folder = _folder(run, options.run_dir(assignments, config=config))
     loaded = options.load_settings(
         preset=None,
@@ -50,8 +53,10 @@ def resume(
             "run.dir": ("the run's folder", str(folder.parent)),
             "run.name": ("the run's folder", folder.name),
             "run.resume": ("rlctl resume", "must"),
+            **of_http,
         },
     )
+    options.must_fit_backend(loaded, of_http)
     start(loaded, dry_run=dry_run, quiet=quiet, first_line=f"settings of {folder}")
 
 
@@ -66,6 +71,10 @@ def _folder(run: str, parent: Path) -> Path:
     return folder
 
 
+OF_ONE_DRIVER = ("remote_backend", "http", "attach")
+"""A session that was taken up once is gone by the next time."""
+
+
 def _settings_of(folder: Path) -> Layer:
     """The run's settings as a layer; what is secret was never written, and comes from the environment again."""
     from rlctl.checkpoints.state import read_config
@@ -77,7 +86,7 @@ def _settings_of(folder: Path) -> Layer:
         return {
             key: known(value, (*above, key)) if isinstance(value, dict) else value
             for key, value in tree.items()
-            if not is_secret(field_type((*above, key)))
+            if not is_secret(field_type((*above, key))) and (*above, key) != OF_ONE_DRIVER
         }
 
     return Layer(str(folder / CONFIG), known(read_config(folder / CONFIG)["settings"]), {})

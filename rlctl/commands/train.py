@@ -29,6 +29,8 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder in run.dir.")] = None,
     assignments: options.Set = None,
+    attach: options.Attach = None,
+    queue: options.Queue = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -47,6 +49,7 @@ def train(
 
     Example: rlctl train --preset gsm8k-grpo --variant embedded --steps 20
     """
+    of_http = options.of_http(attach=attach, queue=queue)
     loaded = options.load_settings(
         preset=preset,
         variant=variant,
@@ -57,8 +60,10 @@ def train(
             "trainer.steps": ("--steps", steps),
             "seed": ("--seed", seed),
             "run.name": ("--name", name),
+            **of_http,
         },
     )
+    options.must_fit_backend(loaded, of_http)
     start(loaded, dry_run=dry_run, quiet=quiet)
 
 

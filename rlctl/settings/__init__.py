@@ -21,6 +21,7 @@ from rlctl.settings.model import ModelSettings
 from rlctl.settings.reward import RewardSettings
 from rlctl.settings.rollout import EvalSettings, RolloutSettings
 from rlctl.settings.run import RunSettings
+from rlctl.settings.serve import ServeSettings
 from rlctl.settings.tracking import TrackingSettings
 from rlctl.settings.trainer import TrainerSettings
 from rlctl.types import JobSpec, LoraSpec, LossSpec, Sampling, UpdatePlan
@@ -53,6 +54,7 @@ class Settings(BaseSettings):
     eval: EvalSettings = EvalSettings()
     run: RunSettings = RunSettings()
     tracking: TrackingSettings = TrackingSettings()
+    serve: ServeSettings = ServeSettings()
     local: LocalSettings = LocalSettings()
     remote_backend: dict[str, Any] = {}
     """One table for each backend outside this process, typed by that backend's own settings class."""

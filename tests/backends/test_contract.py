@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,10 +58,17 @@ def ray(tiny_llama: Path, **job: Any) -> AnyBackend:
     return shared.backend(replace(JOB, **job))
 
 
-BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16, "ray": ray}
+def http(tiny_llama: Path, **job: Any) -> AnyBackend:
+    """The local backend in float32, hosted by a server in another process."""
+    from tests.http import servers
+
+    return servers.client(os.environ["RLCTL_TEST_SERVER"], replace(JOB, model=str(tiny_llama), **job))
+
+
+BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16, "http": http, "ray": ray}
 if torch.cuda.is_available():  # collected only where it can run: a skip in CI would hide a missing backend
     BACKENDS["local-cuda"] = local_cuda
-EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2, "ray": 1e-4}
+EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2, "http": 1e-4, "ray": 1e-4}
 """How far two computations of a log-prob may lie apart; bfloat16 logits of this model are spaced by up to 1/8."""
 
 
@@ -71,6 +79,9 @@ MARKS = {"local-cuda": pytest.mark.gpu, "ray": [pytest.mark.ray, pytest.mark.slo
 def name(request: pytest.FixtureRequest) -> str:
     if request.param == "ray":
         request.getfixturevalue("shared_ray")
+    if request.param == "http":
+        server = request.getfixturevalue("http_server")
+        request.getfixturevalue("monkeypatch").setenv("RLCTL_TEST_SERVER", server.url)
     return str(request.param)
 
 

@@ -21,8 +21,8 @@ BREAKS = " \t\n\"'><=;|&(:"
 """Bash's own $COMP_WORDBREAKS, but for the @ that some leave out."""
 
 FREE = {
-    "client", "config", "data", "device", "file", "folder", "metrics", "name", "out", "output", "peer_version", "plot",
-    "problem", "report", "run_dir",
+    "attach", "client", "config", "data", "device", "file", "folder", "host", "metrics", "name", "out", "output",
+    "peer_version", "plot", "problem", "report", "run_dir",
 }  # fmt: skip
 """Parameters of type text whose value is the user's own: a new name, a class, a file (the shell completes those)."""
 

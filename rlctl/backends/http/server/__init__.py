@@ -1,0 +1,1 @@
+"""`rlctl serve`: one backend behind HTTP, for one session at a time."""
