@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rlctl.backends.http.backend import HttpBackend
-from rlctl.errors import BackendBusy, BackendError
+from rlctl.errors import BackendBusy, BackendError, Stalled
 from tests.backends.test_contract import LOSS, SAMPLING, num_tokens, prompts, rows_of
 from tests.http import servers
 from tests.http.servers import TOKEN, Proxy, Server
@@ -136,6 +136,27 @@ async def a_long_verb(backend: HttpBackend) -> None:
     """Sampling that takes far longer than the test waits for it."""
     long = replace(SAMPLING, max_new_tokens=400)
     await backend.generate(prompts(*range(200)), n=16, sampling=long)
+
+
+def test_a_verb_that_is_given_up_ends_at_the_server_and_the_next_one_is_carried_out(
+    http_server: Server, tiny_llama: Path
+) -> None:
+    async def given_up(backend: HttpBackend) -> tuple[Any, list[Any]]:
+        verb = asyncio.create_task(a_long_verb(backend))
+        await asyncio.sleep(0.3)
+        assert backend.abandon()
+        verb.cancel()
+        return await a_step(backend)
+
+    async def too_slow(backend: HttpBackend) -> None:
+        await a_long_verb(backend)
+
+    found, stats = asyncio.run(with_backend(http_server, given_up, tiny_llama))
+    expected, expected_stats = asyncio.run(with_backend(http_server, a_step, tiny_llama))
+    assert stats.grad_norm == expected_stats.grad_norm
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(Stalled, match=r"generate at .* took longer than 0.5 s"):
+        asyncio.run(with_backend(http_server, too_slow, tiny_llama, request_timeout_s=0.5))
 
 
 def test_the_lease_of_a_killed_client_ends_and_the_next_one_works(strict: Server, tiny_llama: Path) -> None:

@@ -20,7 +20,7 @@ from rlctl.backends.base import Backend
 from rlctl.backends.http import codec, files, messages
 from rlctl.backends.http.settings import HttpSettings
 from rlctl.backends.http.transport import Lost, Transport
-from rlctl.errors import BackendBusy, BackendError, BackendUnavailable, RlctlError
+from rlctl.errors import BackendBusy, BackendError, BackendUnavailable, RlctlError, Stalled
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -54,6 +54,7 @@ class HttpBackend(Backend[HttpSettings]):
         self._transport: Transport | None = None
         self._opened: messages.Opened | None = None
         self._beats: asyncio.Task[None] | None = None
+        self._abandoning: asyncio.Task[None] | None = None
         self._foreign = ""
         """What a session holds that this run has not done; "" is nothing."""
 
@@ -145,7 +146,32 @@ class HttpBackend(Backend[HttpSettings]):
                 f"the session {session.session} holds {self._foreign} that this run has not made.",
                 hint="attach with the run that made them and that has a checkpoint, or leave --attach out.",
             )
-        return await self._transport.verb(session.session, request, reply, name=name, part=part or _no_part)
+        if self._abandoning is not None:  # which must not meet the verb that comes after
+            await self._abandoning
+            self._abandoning = None
+        limit = "start_timeout_s" if name == "start" else "request_timeout_s"
+        limit_s: float = getattr(self.settings, limit)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._transport.verb(session.session, request, reply, name=name, part=part or _no_part)
+        except TimeoutError as error:
+            self.abandon()
+            raise Stalled(
+                f"{name} at {self.settings.url} took longer than {limit_s:g} s.",
+                hint=f"raise remote_backend.http.{limit}, or look at the server's log.",
+            ) from error
+
+    def abandon(self) -> bool:
+        if self._opened is None or not self._opened.abandons:
+            return False
+        self._abandoning = asyncio.get_running_loop().create_task(self._ask_to_abandon(self._opened.session))
+        return True
+
+    async def _ask_to_abandon(self, session: str) -> None:
+        """Where the server cannot be told, the verb goes on to its end."""
+        assert self._transport is not None
+        with suppress(Lost, RlctlError):
+            await self._transport.ask("POST", f"/sessions/{session}/abandon", once=True)
 
     async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
         groups: dict[int, list[Completion]] = {}
@@ -222,6 +248,8 @@ class HttpBackend(Backend[HttpSettings]):
         return stacks
 
     async def close(self) -> None:
+        if self._abandoning is not None:
+            await self._abandoning
         if self._beats is not None:
             self._beats.cancel()
             with suppress(asyncio.CancelledError):

@@ -57,6 +57,8 @@ class Opened(msgspec.Struct, frozen=True):
     gradients: int
     """Calls of forward_backward since the last update."""
     max_body_bytes: int
+    abandons: bool
+    """Whether the hosted backend can end a running verb soon."""
 
 
 class Session(msgspec.Struct, frozen=True):

@@ -27,6 +27,8 @@ class HttpSettings(RemoteBackendSettings):
     """Certificate that signs the server's, where the system does not know its issuer."""
     insecure_transport: bool = False
     """Send the token, and all else, unencrypted to another machine: only through a tunnel or a network of your own."""
+    start_timeout_s: PositiveFloat = 1800.0
+    """Seconds that the server may take to load the model."""
     connect_timeout_s: PositiveFloat = 10.0
     """Seconds to wait for a connection."""
     silence_timeout_s: PositiveFloat = 60.0

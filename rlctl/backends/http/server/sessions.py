@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlctl import __version__
-from rlctl.backends.base import AnyBackend
+from rlctl.backends.base import AnyBackend, Backend
 from rlctl.backends.http import codec, messages
 from rlctl.backends.http.failures import failure_of
 from rlctl.backends.http.server.calls import Calls
@@ -200,7 +200,7 @@ class Host:
     def _opened(self, held: Held) -> messages.Opened:
         return messages.Opened(
             held.name, self.name, held.backend.accumulates, self.lease_s, held.updates, held.gradients,
-            self.max_body_bytes,
+            self.max_body_bytes, type(held.backend).abandon is not Backend.abandon,
         )  # fmt: skip
 
 
