@@ -30,11 +30,6 @@ class Recorder(Reporter):
         self.notes.append(text)
 
 
-def digit_reward(problem: Any, completion: str) -> float:
-    """1 for each completion that begins with a digit above 4."""
-    return float(completion[:1] in "56789" and completion[:1] != "")
-
-
 def write_problems(folder: Path, number: int = 40) -> Path:
     path = folder / "problems.jsonl"
     rows = [{"question": f"What is {i} and {i}?", "answer": f"#### {i % 10}"} for i in range(number)]
@@ -45,9 +40,9 @@ def write_problems(folder: Path, number: int = 40) -> Path:
 def prepared(model: Path, data: Path, *assignments: str) -> Prepared:
     base = [
         "backend=fake", f"model.path={model}", f"data.path={data}", "data.max_prompt_length=64",
-        "reward.functions=tests.runs:digit_reward", "rollout.n=4", "rollout.max_response_length=6",
+        "reward.functions=tests.scores:digit_reward", "rollout.n=4", "rollout.max_response_length=6",
         "trainer.train_batch_size=4", "trainer.steps=6", "trainer.save_freq=1", "trainer.eval_freq=3",
-        "trainer.lr=1.0", "data.eval_size=4",
+        "trainer.lr=1.0", "data.eval_size=4", "reward.num_workers=1",
     ]  # fmt: skip
     return prepare(config.load(assignments=[*base, *assignments], environ=ENVIRON).settings)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,16 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("RLCTL_")}
-
-
-def rlctl(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlctl", *arguments],
-        capture_output=True, text=True, cwd=cwd or ROOT, timeout=300,
-        env={**CLEAN, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environ},
-    )  # fmt: skip
+from tests.command_line import CLEAN, ROOT, environment, rlctl, start
 
 
 def problems(folder: Path, count: int = 40) -> str:
@@ -35,8 +25,8 @@ def fake(tiny_llama: Path, folder: Path, *more: str, steps: int = 3) -> list[str
     settings = [
         "backend=fake", f"model.path={tiny_llama}", f"data.path={problems(folder)}", "rollout.n=4",
         "rollout.max_response_length=6", "trainer.train_batch_size=4", f"trainer.steps={steps}", "data.eval_size=4",
-        "reward.functions=tests.test_loop:digit_reward", "data.max_prompt_length=64", "data.prompt_suffix=",
-        f"run.dir={folder / 'runs'}", *more,
+        "reward.functions=tests.scores:digit_reward", "data.max_prompt_length=64", "data.prompt_suffix=",
+        f"run.dir={folder / 'runs'}", "reward.num_workers=1", *more,
     ]  # fmt: skip
     return [word for setting in settings for word in ("--set", setting)]
 
@@ -168,7 +158,7 @@ def test_a_backend_that_fails_ends_with_4_and_says_so(tiny_llama: Path, tmp_path
 
 
 def test_a_reward_that_breaks_its_contract_ends_with_1(tiny_llama: Path, tmp_path: Path) -> None:
-    arguments = fake(tiny_llama, tmp_path, "reward.functions=tests.test_loop:list_reward")
+    arguments = fake(tiny_llama, tmp_path, "reward.functions=tests.scores:list_reward")
     refused_on_stderr(rlctl("train", "--preset", "smoke", *arguments, **PLUGIN), 1, "RewardError", "list of 1")
 
 
@@ -262,10 +252,7 @@ def test_a_signal_ends_a_run_with_its_code_and_a_checkpoint(
 ) -> None:
     # Field fault 106.
     run = ["train", "--preset", "smoke", "--name", "x", *fake(tiny_llama, tmp_path, steps=10_000)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlctl", *run], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**CLEAN, **PLUGIN, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    process = start(*run, cwd=ROOT, environ={**environment(), **PLUGIN})
     metrics = tmp_path / "runs/x/metrics.jsonl"
     for _ in range(600):
         if metrics.exists() and metrics.read_text().count("\n") > 3:
@@ -291,7 +278,7 @@ def test_smoke_judges_the_fake_backend_and_says_why(tiny_llama: Path, tmp_path: 
 
 
 def test_smoke_ends_with_4_when_a_check_does_not_hold(tiny_llama: Path, tmp_path: Path) -> None:
-    flat = fake(tiny_llama, tmp_path, "reward.functions=tests.test_cli:one")
+    flat = fake(tiny_llama, tmp_path, "reward.functions=tests.scores:one")
     result = rlctl("smoke", "--steps", "2", *flat, **PLUGIN)
     assert result.returncode == 4
     assert "FAIL signal to learn from: 0 of 8 groups" in result.stdout
@@ -301,10 +288,6 @@ def test_smoke_ends_with_4_when_a_check_does_not_hold(tiny_llama: Path, tmp_path
     )
     assert broken.returncode == 4
     assert "FAIL gradients finite" in broken.stdout
-
-
-def one(problem: object, completion: str) -> float:
-    return 1.0
 
 
 def test_a_reward_module_that_exits_is_an_error_and_no_success(tiny_llama: Path, tmp_path: Path) -> None:
@@ -326,7 +309,7 @@ def test_smoke_keeps_the_steps_that_the_user_set(tiny_llama: Path, tmp_path: Pat
 
 def test_a_run_without_an_update_says_so(tiny_llama: Path, tmp_path: Path) -> None:
     result = rlctl(
-        "train", "--preset", "smoke", *fake(tiny_llama, tmp_path, "reward.functions=tests.test_cli:one"), **PLUGIN
+        "train", "--preset", "smoke", *fake(tiny_llama, tmp_path, "reward.functions=tests.scores:one"), **PLUGIN
     )
     assert result.returncode == 0
     assert "no update was taken, so the model is the one that was loaded" in result.stdout

@@ -18,8 +18,9 @@ from rlctl.errors import ConfigError, DataError
 from rlctl.rewards.base import NamedReward, RewardSet
 from rlctl.settings import Settings
 from rlctl.types import Problem
+from tests.command_line import rlctl
 from tests.fakes import ByteTokenizer
-from tests.test_cli import fake, refused_on_stderr, rlctl
+from tests.test_cli import fake, refused_on_stderr
 
 ASKS = "data.prompt_suffix=Finish with ####"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,13 +21,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def half_solved(problem: Any, completion: str) -> float:
-    """Every completion of an even number is right; of an odd one, those that begin with a digit above 4."""
-    number = int("".join(filter(str.isdigit, problem.question)))
-    return 1.0 if number % 2 == 0 else float(completion[:1] in tuple("56789"))
-
-
-REWARD = "reward.functions=tests.test_data_runs:half_solved"
+REWARD = "reward.functions=tests.scores:half_solved"
 
 
 def test_a_mixture_reports_each_source_and_evaluates_each(tiny_llama: Path, data: Path, tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.command_line import rlctl
 
 GOLDEN = (
     "val-core/text-to-sql/reward/mean@1",
@@ -19,20 +18,8 @@ GOLDEN = (
 
 @pytest.mark.slow
 def test_twenty_steps_offline_print_the_golden_metrics_and_lift_the_reward(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "rlctl",
-        "train",
-        "--preset",
-        "bird-grpo",
-        "--variant",
-        "embedded",
-        "--name",
-        "run",
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80"}
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    options = ("--preset", "bird-grpo", "--variant", "embedded", "--name", "run")
+    result = rlctl("train", *options, cwd=tmp_path, COLUMNS="80")
     assert result.returncode == 0, result.stderr
     metrics = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
     assert [one["training/global_step"] for one in metrics] == list(range(21))

@@ -21,7 +21,8 @@ from rlctl.eval_report import Evaluation, summarise
 from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
 from rlctl.types import Completion, Problem, Prompt, Rollout
-from tests.test_cli import PLUGIN, fake, refused_on_stderr, rlctl
+from tests.command_line import rlctl
+from tests.test_cli import PLUGIN, fake, refused_on_stderr
 from tests.test_loop import Recorder, lines, prepared, run
 
 pytestmark = pytest.mark.usefixtures("fake_backend")

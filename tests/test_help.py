@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.commands.helptext import help_text, split
+from tests.command_line import fresh, rlctl
 from tests.commands_walk import COMMANDS, GROUPS, PROGRAM, examples, words
-from tests.test_cli import rlctl
 
 RUN_AS_WRITTEN = {
     "check-backend", "completion", "config schema", "config show", "data lint", "data stats", "plugins", "presets show",
@@ -53,7 +53,7 @@ def test_an_example_works_as_written(name: str, tmp_path: Path) -> None:
         if name not in RUN_AS_WRITTEN:
             dry = any("--dry-run" in parameter.opts for parameter in COMMANDS[name].params)
             arguments += ["--dry-run" if dry and "RUN" not in metavars(name) else "--help"]
-        result = rlctl(*arguments, cwd=tmp_path, COLUMNS="80")
+        result = fresh(*arguments, cwd=tmp_path, COLUMNS="80")
         assert result.returncode == 0, f"`{example}` ended with {result.returncode}:\n{result.stderr}"
         assert result.stdout
 

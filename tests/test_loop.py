@@ -18,27 +18,17 @@ from rlctl.loop import Outcome
 from rlctl.prepare import Prepared, batch_of, prepare
 from rlctl.runfiles import RunFiles, strict
 from tests.fakes import FakeBackend
-from tests.runs import Recorder, digit_reward  # noqa: F401  # named as tests.test_loop:digit_reward
+from tests.runs import Recorder
 
 pytestmark = pytest.mark.usefixtures("fake_backend")
-
-
-def failing_reward(problem: Any, completion: str) -> float:
-    if completion[:1] in "01":
-        raise ValueError("cannot judge this")
-    return float(len(completion) % 2)
-
-
-def list_reward(problem: Any, completion: str) -> Any:
-    return [1.0]
 
 
 def prepared(tiny_llama: Path, data: Path, *assignments: str, reward: str = "digit_reward") -> Prepared:
     base = [
         "backend=fake", f"model.path={tiny_llama}", f"data.path={data}", "data.max_prompt_length=64",
-        f"reward.functions=tests.test_loop:{reward}", "rollout.n=4", "rollout.max_response_length=6",
+        f"reward.functions=tests.scores:{reward}", "rollout.n=4", "rollout.max_response_length=6",
         "trainer.train_batch_size=4", "trainer.steps=6", "trainer.save_freq=2", "trainer.eval_freq=3",
-        "trainer.lr=1.0", "data.eval_size=4",
+        "trainer.lr=1.0", "data.eval_size=4", "reward.num_workers=1",
     ]  # fmt: skip
     settings = config.load(assignments=[*base, *assignments], environ={"RLCTL_PLUGINS": "x"}).settings
     return prepare(settings)
@@ -96,7 +86,7 @@ def test_metrics_have_the_names_of_the_field(tiny_llama: Path, data: Path, tmp_p
         "timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor", "timing_s/update_weights", "timing_s/step",
         "perf/mfu/actor", "perf/mfu/step", "perf/tflops_per_device", "perf/tokens_per_s",
         "perf/tokens_per_s_per_device", "perf/dedup_factor", "perf/max_memory_allocated_gb", "training/global_step",
-        "training/epoch", "reward/tests.test_loop:digit_reward/mean",
+        "training/epoch", "reward/tests.scores:digit_reward/mean",
     }  # fmt: skip
     assert wanted <= set(outcome.metrics[0])
     step, evaluation = outcome.evaluations[0]

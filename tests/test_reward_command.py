@@ -16,7 +16,8 @@ from rlctl.recorded import samples_of
 from rlctl.runfiles import RunFiles
 from rlctl.settings import DataSettings
 from rlctl.types import Completion, Problem, Prompt, Rollout
-from tests.test_cli import PLUGIN, fake, problems, refused, rlctl
+from tests.command_line import rlctl
+from tests.test_cli import PLUGIN, fake, problems, refused
 
 CUSTOM = """
 import os

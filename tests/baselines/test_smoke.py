@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import PLUGIN, fake, problems, refused_on_stderr, rlctl
+from tests.command_line import rlctl
+from tests.test_cli import PLUGIN, fake, problems, refused_on_stderr
 
 STEPS = ("--steps", "10")
 
@@ -17,7 +18,7 @@ def local(tiny_llama: Path, folder: Path, *more: str) -> list[str]:
     settings = [
         f"model.path={tiny_llama}", "data.source=x", f"data.path={problems(folder)}", "rollout.n=4",
         "rollout.max_response_length=8", "trainer.train_batch_size=2", "data.eval_size=4", "data.prompt_suffix=",
-        "reward.functions=tests.test_loop:digit_reward", "algorithm.drop_zero_signal_groups=false",
+        "reward.functions=tests.scores:digit_reward", "algorithm.drop_zero_signal_groups=false",
         "data.max_prompt_length=64", *more,
     ]  # fmt: skip
     return [word for setting in settings for word in ("--set", setting)]

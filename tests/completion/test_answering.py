@@ -14,8 +14,8 @@ import pytest
 from rlctl import runfiles
 from rlctl.completion import names
 from rlctl.completion.answering import Line
+from tests.command_line import CLEAN, ROOT, rlctl
 from tests.commands_walk import COMMANDS, GROUPS
-from tests.test_cli import CLEAN, ROOT, rlctl
 
 BREAKS = " \t\n\"'><=;|&(:"
 """Bash's own $COMP_WORDBREAKS, but for the @ that some leave out."""

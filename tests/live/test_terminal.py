@@ -6,29 +6,29 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import ROOT, rlctl
 from tests.live.terminal import Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = {
     "trainer.train_batch_size": 4, "rollout.n": 4, "trainer.eval_freq": 2, "data.eval_size": 4, "trainer.save_freq": 0,
 }  # fmt: skip
 
 
-def command(folder: Path, *options: str, steps: int = 4, **settings: object) -> list[str]:
+def arguments(folder: Path, *options: str, steps: int) -> list[str]:
     changed = SMALL | {"trainer.steps": steps, "run.dir": str(folder), "run.name": "small"}
-    changed |= {key.replace("__", "."): value for key, value in settings.items()}
     assignments = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
-    start = [sys.executable, "-m", "rlctl", "train", "--preset", "gsm8k-grpo", "--variant", "embedded"]
-    return [*start, *assignments, *options]
+    return ["train", "--preset", "gsm8k-grpo", "--variant", "embedded", *assignments, *options]
+
+
+def command(folder: Path, *options: str, steps: int = 4) -> list[str]:
+    return [sys.executable, "-m", "rlctl", *arguments(folder, *options, steps=steps)]
 
 
 def environ(**changed: str) -> dict[str, str]:
@@ -101,20 +101,18 @@ def test_a_terminal_without_colour_and_unicode_gets_the_view_without(tmp_path: P
 
 
 def test_a_pipe_gets_plain_lines_even_where_colour_is_forced(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, steps=2), env=environ(FORCE_COLOR="1"), capture_output=True, text=True)
+    done = rlctl(*arguments(tmp_path, steps=2), TERM="xterm-256color", FORCE_COLOR="1", NO_COLOR="")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert [line.split("  ")[0] for line in done.stdout.splitlines() if "signal" in line] == ["step 1/2", "step 2/2"]
 
 
 def test_quiet_prints_the_result_and_errors_only(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, "--quiet", steps=2), env=environ(), capture_output=True, text=True)
+    done = rlctl(*arguments(tmp_path, "--quiet", steps=2))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert [line.split(":")[0] for line in done.stdout.splitlines()][-1] == "model"
     assert not any(line.startswith(("step", "note", "run:")) for line in done.stdout.splitlines())
-    again = subprocess.run(
-        command(tmp_path, "-q", "--set", "run.resume=never", steps=2), env=environ(), capture_output=True, text=True
-    )
+    again = rlctl(*arguments(tmp_path, "-q", "--set", "run.resume=never", steps=2))
     assert (again.returncode, again.stdout) == (2, "")
     assert "already holds a run" in again.stderr

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from rlctl.cli import app
 from rlctl.errors import BackendUnavailable, ConfigError
+from tests.command_line import rlctl
 from tests.runs_command.folders import sample, step, write_lines, write_run
-from tests.test_cli import refused, rlctl
+from tests.test_cli import refused
 
 
 def runs(*arguments: str) -> str:
