@@ -21,6 +21,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # Two threads in each of several processes on two cores wait for one another more than they compute: what took 9 s alone
 # took 100 s beside three others. The engine's own tests take two all the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch would start a pool of compilers, each with an import of torch, for kernels of which a test makes a few.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 for _name in [name for name in os.environ if name.startswith("RLCTL_")]:
     del os.environ[_name]
 
