@@ -1,20 +1,35 @@
 #!/bin/sh
 # Run the tests in two processes at once: test.sh PYTHON [pytest arguments].
-# Tests of Ray wait for actors most of the time, so the others fill the gaps, and some of these run in Ray's process
-# (tests/conftest.py), so that both end together; what it prints follows at the end.
+# Tests of Ray wait for actors most of the time, so the others fill the gaps. Whichever process is done first takes parts
+# that go with either (BESIDE_RAY in tests/conftest.py), so that both end together, whatever is added to one of them.
+# What Ray's prints follows at the end.
 set -u
 
 python=$1
 shift
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
-"$python" -m pytest -m "ray or beside_ray" "$@" >"$log" 2>&1 &
+# all_of MARKS [pytest arguments]
+all_of() {
+    marks=$1
+    shift
+    failed=0
+    "$python" -m pytest -m "$marks" "$@" || failed=1
+    for part in test_resume_test.py trackers doctor; do
+        # Only one process can make it.
+        mkdir "$work/$part" 2>/dev/null || continue
+        "$python" -m pytest -m beside_ray "tests/$part" "$@" || failed=1
+    done
+    return "$failed"
+}
+
+all_of ray "$@" >"$work/log" 2>&1 &
 ray=$!
-trap 'kill "$ray" 2>/dev/null; rm -f "$log"; exit 130' INT TERM
-"$python" -m pytest -m "not ray and not beside_ray" "$@"
+trap 'kill "$ray" $(pgrep -P "$ray") 2>/dev/null; exit 130' INT TERM
+all_of "not ray and not beside_ray" "$@"
 others=$?
 wait "$ray"
 status=$?
-cat "$log"
+cat "$work/log"
 [ "$others" -eq 0 ] && [ "$status" -eq 0 ]

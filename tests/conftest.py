@@ -35,13 +35,13 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 RAY_FIXTURES = {"ray_stack", "cluster", "shared_ray"}
 BESIDE_RAY = {"trackers", "doctor", "test_resume_test.py"}
-"""What else runs in the process of Ray's tests, so that both take about as long."""
+"""What is left for the process that is done first, so that both take about as long (scripts/test.sh)."""
 TESTS = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever shares the cluster runs in one process (scripts/test.sh), with some others to fill it."""
+    """Whatever shares the cluster runs in one process (scripts/test.sh)."""
     for item in items:
         if RAY_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.ray)
