@@ -36,6 +36,7 @@ def test_two_steps_of_the_cpu_variant(shared: Path, tmp_path: Path) -> None:
         "train", "--preset", "gsm8k-grpo", "--variant", "cpu", "--name", "run",
         "--set", f"data.path={shared / 'data/gsm8k/train.jsonl'}", "--set", "trainer.steps=2",
         "--set", f"model.path={MODEL}", "--set", "rollout.max_response_length=48", "--set", "data.eval_size=4",
+        "--set", "trainer.train_batch_size=2",
         "--set", "reward.functions=gsm8k,brevity:reward",
         cwd=tmp_path,
     )  # fmt: skip
