@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlctl.checkpoints import manifest, shelf
 from rlctl.checkpoints.manifest import MANIFEST
@@ -93,32 +92,3 @@ def preset_layer(name: str) -> Layer:
     """A preset's own settings, without any variant of it: a variant is made for a machine and a model to train."""
     preset = find(name)
     return Layer(f"preset {preset.name}", dict(preset.settings), {})
-
-
-def scores_of(samples: Path) -> dict[str, dict[str, float]]:
-    """Source -> problem id -> mean score of the task, from the samples of an earlier evaluation.
-
-    Raises DataError that names the line which is none.
-    """
-    found: dict[str, dict[str, list[float]]] = {}
-    with samples.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            source, problem, score = _scored(line, f"{samples}:{number}")
-            if score is not None:
-                found.setdefault(source, {}).setdefault(problem, []).append(score)
-    if not found:
-        raise DataError(f"{samples} has no sample with a score.")
-    return {
-        source: {name: sum(values) / len(values) for name, values in problems.items()}
-        for source, problems in found.items()
-    }
-
-
-def _scored(line: str, where: str) -> tuple[str, str, float | None]:
-    """(source, problem, score of the task) of one sample; None where the reward failed."""
-    try:
-        record: Any = json.loads(line)
-        score = record["scores"].get(record["task"])
-        return str(record["source"]), str(record["problem"]), None if score is None else float(score)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: not a sample of `rlctl eval`: {type(error).__name__}: {error}.") from error

@@ -32,6 +32,8 @@ class Evaluation:
     scores: Mapping[str, Mapping[str, float]]
     """Source -> problem id -> mean score of the task."""
     notes: Sequence[str] = field(default_factory=tuple)
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """How completions were sampled, for who compares with it later."""
 
     @property
     def whole(self) -> bool:
@@ -47,6 +49,7 @@ def summarise(
     seconds: float,
     seed: int,
     notes: Sequence[str] = (),
+    sampling: Mapping[str, float] | None = None,
 ) -> Evaluation:
     """The evaluation of `groups`, [P][n] rollouts, of `wanted` problems."""
     task = rewards.rewards[0].name
@@ -59,7 +62,8 @@ def summarise(
             if values:
                 intervals[f"val-core/{source}/{name}"] = statistics.interval(values, seed=seed)
     metrics |= {name: one.value for name, one in intervals.items()}
-    return Evaluation(model, len(groups), wanted, len(groups[0]) if groups else 0, metrics, intervals, scores, notes)
+    n = len(groups[0]) if groups else 0
+    return Evaluation(model, len(groups), wanted, n, metrics, intervals, scores, notes, sampling or {})
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:

@@ -17,6 +17,7 @@ from rlctl import data
 from rlctl.environments.grading import with_own_graders
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_report import Evaluation, summarise
+from rlctl.eval_saved import sampling_of
 from rlctl.evaluation import evaluate
 from rlctl.loop import Reporter, backend_for
 from rlctl.prepare import load_policy, within_length
@@ -104,6 +105,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
                 seconds=time.perf_counter() - start,
                 seed=settings.seed,
                 notes=prepared.notes,
+                sampling=sampling_of(settings),
             )
             return evaluation, stopping.signal or 0
         finally:

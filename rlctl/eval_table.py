@@ -14,19 +14,25 @@ from rlctl.statistics import RESAMPLES, Interval
 Style = Literal["text", "json", "markdown"]
 
 
-def render(evaluations: Sequence[Evaluation], pairs: Sequence[Paired], *, style: Style) -> str:
+def render(
+    evaluations: Sequence[Evaluation], pairs: Sequence[Paired], *, style: Style, notes: Sequence[str] = ()
+) -> str:
+    """`notes` are those on the comparison."""
     if style == "json":
-        return json.dumps(as_record(evaluations, pairs), indent=2, allow_nan=False)
+        return json.dumps(as_record(evaluations, pairs, notes=notes), indent=2, allow_nan=False)
     lines: list[str] = []
     for evaluation in evaluations:
         lines += _markdown(evaluation) if style == "markdown" else _text(evaluation)
         lines += [f"note: {note}" for note in evaluation.notes]
     for pair in pairs:
         lines += ["", *_paired(pair)]
+    lines += [f"note: {note}" for note in notes]
     return "\n".join(lines)
 
 
-def as_record(evaluations: Sequence[Evaluation], pairs: Sequence[Paired]) -> dict[str, Any]:
+def as_record(
+    evaluations: Sequence[Evaluation], pairs: Sequence[Paired], *, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Everything but single scores, which are in samples.jsonl."""
     return {
         "evaluations": [
@@ -35,6 +41,7 @@ def as_record(evaluations: Sequence[Evaluation], pairs: Sequence[Paired]) -> dic
                 "num_problems": one.num_problems,
                 "wanted_problems": one.wanted_problems,
                 "n": one.n,
+                "sampling": dict(one.sampling),
                 "metrics": strict(one.metrics),
                 "intervals": {name: asdict(value) for name, value in one.intervals.items()},
                 "notes": list(one.notes),
@@ -50,6 +57,7 @@ def as_record(evaluations: Sequence[Evaluation], pairs: Sequence[Paired]) -> dic
             }
             for pair in pairs
         ],
+        "notes": list(notes),
     }
 
 

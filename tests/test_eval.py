@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlctl import eval_models, eval_report, eval_run, eval_table
+from rlctl import eval_report, eval_run, eval_saved, eval_table
 from rlctl.checkpoints import manifest
 from rlctl.commands.eval import _data_options, _settings
 from rlctl.errors import ConfigError, DataError
@@ -226,10 +226,10 @@ def test_scores_are_read_back_from_samples(tmp_path: Path) -> None:
             for p, s in records
         )
     )
-    assert eval_models.scores_of(path) == {"set": {"a": 0.5, "b": 1.0}}
+    assert eval_saved.read(path).scores == {"set": {"a": 0.5, "b": 1.0}}
     path.write_text('{"source": "set", "problem": "a", "task": "t", "scores": {"t": 1}}\n{"step": 1}\n')
     with pytest.raises(DataError, match=r"samples\.jsonl:2: not a sample"):
-        eval_models.scores_of(path)
+        eval_saved.read(path)
 
 
 # Ending early

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.eval_models import Target
     from rlctl.eval_report import Evaluation
     from rlctl.eval_run import PreparedEvaluation
+    from rlctl.eval_saved import Saved
     from rlctl.settings import Settings
 
 PRESET = "gsm8k-grpo"
@@ -151,21 +152,22 @@ def _evaluate_all(
     targets: list[Target], settings: list[Settings | None], *, limit: int | None, out: str | None, style: Any
 ) -> int:
     """Evaluate and compare, and return the exit code."""
-    from rlctl import display, eval_report, eval_table
-    from rlctl.eval_models import scores_of
+    from rlctl import display, eval_report, eval_saved, eval_table
     from rlctl.eval_run import prepare
 
+    saved = [None if target.samples is None else eval_saved.read(target.samples) for target in targets]
     prepared = [None if one is None else prepare(one, limit=limit) for one in settings]
+    notes = _checked(targets, saved, prepared)
     folder = _new_folder(out, targets)
     options.outlive_closed_pipes()
     evaluations: list[Evaluation] = []
     scores: list[Mapping[str, Mapping[str, float]]] = []
     stopped = 0
-    for target, ready in zip(targets, prepared, strict=True):
-        if ready is None:
-            assert target.samples is not None
-            scores.append(scores_of(target.samples))
+    for target, there, ready in zip(targets, saved, prepared, strict=True):
+        if there is not None:
+            scores.append(there.scores)
             continue
+        assert ready is not None
         evaluation, stopped = _evaluate(ready, folder / "samples.jsonl", name=target.model or ready.model)
         evaluations.append(evaluation)
         scores.append(evaluation.scores)
@@ -173,8 +175,8 @@ def _evaluate_all(
             break
     seed = next((one.seed for one in settings if one is not None), 0)
     pairs = eval_report.compare(scores[0], scores[1], seed=seed) if len(scores) == 2 else []
-    _write_result(folder, eval_table.as_record(evaluations, pairs))
-    display.say(eval_table.render(evaluations, pairs, style=style))
+    _write_result(folder, eval_table.as_record(evaluations, pairs, notes=notes))
+    display.say(eval_table.render(evaluations, pairs, style=style, notes=notes))
     if stopped:
         display.tell(
             f"stopped early: the result is that of the problems that were finished; {folder} has their samples"
@@ -182,6 +184,25 @@ def _evaluate_all(
     elif evaluations:
         display.tell(f"samples and result: {display.shown_path(folder)}")
     return 128 + stopped if stopped else 0
+
+
+def _checked(targets: list[Target], saved: list[Saved | None], prepared: list[PreparedEvaluation | None]) -> list[str]:
+    """Notes on the comparison. Raises ConfigError or DataError, before anything is sampled, where there can be none."""
+    from rlctl import eval_saved
+
+    asked = []
+    for target, there, ready in zip(targets, saved, prepared, strict=True):
+        if there is not None:
+            asked.append(there.asked)
+        elif ready is not None:
+            asked.append(eval_saved.to_ask(target.name, ready.settings, ready.problems))
+    if len(asked) < 2 or not any(saved):
+        return []
+    eval_saved.must_be_comparable(asked[0], asked[1])
+    if all(saved):
+        return eval_saved.notes_on(asked[0], asked[1])
+    eval_saved.must_be_sampled_alike(*(asked if saved[0] is not None else reversed(asked)))
+    return []
 
 
 def _evaluate(ready: PreparedEvaluation, samples: Path, *, name: str) -> tuple[Evaluation, int]:
