@@ -21,6 +21,7 @@ from rlctl.settings_tree import (
     field_type,
     fields,
     is_container,
+    is_known,
     is_secret,
     is_table,
     item_block,
@@ -87,7 +88,7 @@ def from_environment(environ: Mapping[str, str], complaints: list[str]) -> Layer
         keys = tuple(variable[len(PREFIX) :].lower().split("__"))
         keys = _spelled(keys)
         if field_type(keys) is None:
-            complaints.append(f"{variable} is not a setting.{_nearest_variable(variable)}")
+            complaints.append(f"{variable} is not a setting.{_table_variable(keys) or _nearest_variable(variable)}")
             continue
         twin = names.get(".".join(keys))
         if twin is not None:
@@ -107,6 +108,12 @@ def _spelled(keys: Keys) -> Keys:
     return keys
 
 
+def _table_variable(keys: Keys) -> str:
+    """How to set a key of a free table, whose case a variable does not tell; "" for what is in none."""
+    tables = [keys[:end] for end in range(1, len(keys)) if field_type(keys[:end]) is not None]
+    return f" Write {variable_name(tables[-1])}='{{\"KEY\": VALUE}}'." if tables and is_known(keys) else ""
+
+
 def _nearest_variable(variable: str) -> str:
     known = [variable_name(keys) for keys in leaves()] + sorted(NOT_SETTINGS)
     return did_you_mean(variable.upper(), known)
@@ -122,7 +129,7 @@ def from_options(assignments: Sequence[str], options: Mapping[str, tuple[str, An
             complaints.append(f"--set {assignment} is not KEY=VALUE; write --set trainer.lr=5e-7")
             continue
         keys = tuple(dotted.split("."))
-        if field_type(keys) is None:
+        if not is_known(keys) or "" in keys:
             complaints.append(f"{dotted} (from --set) is not a setting.{nearest(keys)}")
             continue
         names[dotted] = f"--set {dotted}"
@@ -136,7 +143,7 @@ def from_options(assignments: Sequence[str], options: Mapping[str, tuple[str, An
 def _assign(values: Tree, keys: Keys, text: str, origin: str, complaints: list[str]) -> None:
     """Put `text`, read for the type of the setting `keys`, into the tree."""
     try:
-        _put(values, keys, _read(text, field_type(keys)))
+        _put(values, keys, _read(text, field_type(keys)) if field_type(keys) is not None else _read_freely(text))
     except ValueError as error:
         value = "***" if is_secret(field_type(keys)) else shown(text)
         complaints.append(f"{'.'.join(keys)} = {value} (from {origin}) {error}")
@@ -160,6 +167,16 @@ def _read(text: str, annotation: Any) -> Any:
             return [part.strip() for part in text.strip("() ").split(",")] if text.strip() else []
     # Text becomes a number by itself where a number is asked for, but not where one of some numbers is.
     return next((choice for choice in _choices(annotation) if str(choice) == text.strip()), text)
+
+
+def _read_freely(text: str) -> Any:
+    """Text from a shell as the value of a key whose type nobody has said: JSON where it is that, else the text."""
+    if text.strip() in ("True", "False", "None"):
+        raise ValueError(f"is Python; write {'null' if text.strip() == 'None' else text.strip().lower()}")
+    try:
+        return json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _choices(annotation: Any) -> list[Any]:

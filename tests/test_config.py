@@ -418,3 +418,21 @@ def test_one_of_some_numbers_can_be_set_from_a_shell(name: str) -> None:
     by_variable = loaded(environ={f"RLCTL_REMOTE_BACKEND__{name.upper()}__ZERO_STAGE": " 3"}).settings
     assert [each.remote_backend[name].zero_stage for each in (by_option, by_variable)] == [3, 3]
     assert 'zero_stage = "4" (from --set' in complaint(assignments=[f"remote_backend.{name}.zero_stage=4"])
+
+
+def test_one_key_of_a_free_table_is_set_by_its_dotted_name() -> None:
+    """JSON where it is that, else text; merged with the whole table where that is given too."""
+    table = "remote_backend.ray.vllm"
+    texts = ("enforce_eager=true", "block_size=16", "kv_cache_dtype=fp8", 'limits={"image": 2}', "quantization=null")
+    result = loaded(assignments=["backend=ray", f'{table}={{"max_seq": 1}}', *(f"{table}.{text}" for text in texts)])
+    assert result.settings.remote_backend["ray"].vllm == {
+        "max_seq": 1, "enforce_eager": True, "block_size": 16, "kv_cache_dtype": "fp8", "limits": {"image": 2},
+        "quantization": None,
+    }  # fmt: skip
+    told = complaint(assignments=["backend=ray", f"{table}.enforce_eager=True"])
+    assert f'{table}.enforce_eager = "True" (from --set {table}.enforce_eager) is Python; write true' in told
+
+
+def test_a_variable_for_one_key_of_a_free_table_names_the_tables_own() -> None:
+    told = complaint(environ={"RLCTL_REMOTE_BACKEND__RAY__VLLM__ENFORCE_EAGER": "true"})
+    assert """Write RLCTL_REMOTE_BACKEND__RAY__VLLM='{"KEY": VALUE}'.""" in told
