@@ -99,16 +99,19 @@ def lint_problems(splits: Sequence[Split], rewards: RewardSet, *, prompt: str) -
 
 
 def _golds(split: Split, rewards: RewardSet) -> Iterator[Finding]:
-    """What each reward says of the gold answers."""
+    """What each reward says of the gold answers; of one that it cannot use it says so once."""
     places = {problem.id: split.place(problem) for problem in split.problems}
     for reward in rewards.rewards:
         complain = reward.gold_complaint
+        refused: set[str] = set()
         for problem in split.problems if complain else ():
             if complain and (complaint := complain(problem)):
+                refused.add(problem.id)
                 yield Finding("error", "unusable gold", places[problem.id], f"{reward.name}: {complaint}")
         look: Callable[[Sequence[Problem]], Sequence[RewardFinding]] | None
         look = getattr(reward.function, "gold_findings", None)
-        for found in look(split.problems) if look else ():
+        usable = [problem for problem in split.problems if problem.id not in refused]
+        for found in look(usable) if look else ():
             level: Level = "error" if found.blocks else "warning"
             yield Finding(level, found.kind, places[found.problem_id], f"{reward.name}: {found.message}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rlctl import config, data_report
 from rlctl.data_lint import Finding, Split, lint_problems
 from rlctl.data_stats import Lengths, plot, stats_of
 from rlctl.errors import ConfigError, DataError
+from rlctl.rewards import load_rewards
 from rlctl.rewards.base import NamedReward, RewardSet
 from rlctl.settings import Settings
 from rlctl.types import Problem
@@ -151,6 +153,16 @@ def test_a_rewards_own_findings_are_taken_in() -> None:
         Finding("error", "fails", "x.jsonl:1", "query: no such table: t"),
         Finding("warning", "no rows", "x.jsonl:2", "query: gives no rows"),
     ]
+
+
+def test_a_database_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    """Not again by the reward that would execute the gold query in it."""
+    missing = tmp_path / "none.sqlite"
+    problem = Problem("p1", "how many?", "SELECT 1", extra={"database": str(missing)})
+    with closing(load_rewards(["sql"])) as rewards:
+        found = lint_problems([Split("train", [problem], lambda p: "x.jsonl:1")], rewards, prompt="")
+    assert [(one.level, one.kind) for one in found] == [("error", "unusable gold")]
+    assert str(missing) in found[0].message
 
 
 def test_gsm8k_is_clean(shared: Path) -> None:
