@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import signal
@@ -115,6 +116,9 @@ def _prepare_process() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  # open for the life of the process
+    # A name may not fit the terminal's encoding; on stderr Python writes it as an escape by itself.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Progress bars of the libraries beneath would tear the live table and fill a log; tqdm reads this when imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
     # Read by OpenMP when torch is imported.

@@ -92,6 +92,14 @@ def test_bad_input_ends_with_2_and_the_cure(arguments: list[str], parts: list[st
     refused_on_stderr(rlctl(*arguments, *variant), 2, *parts)
 
 
+def test_letters_that_the_terminal_has_not_are_escapes(tmp_path: Path) -> None:
+    (tmp_path / "\u0439").mkdir()
+    (tmp_path / "\u0439" / "metrics.jsonl").touch()
+    result = rlctl("runs", "list", "--dir", str(tmp_path), PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[1].startswith("\\u0439 ")
+
+
 def refused_on_stderr(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr

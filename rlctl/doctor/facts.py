@@ -64,7 +64,8 @@ class Gpu:
 
     name: str
     uuid: str
-    memory: int
+    memory: int | None
+    """None where the driver does not say, as of a GPU that shares the machine's memory."""
     used: int
     mig: bool = False
 
@@ -158,6 +159,8 @@ class Facts:
     python: Python
     packages: Mapping[str, str]
     """Name of each installed package that matters -> version."""
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Name of each that is there with metadata that tell no version -> what is wrong with them."""
     unmet: Sequence[Unmet] = ()
     torch: Torch = Torch("absent")
     driver: Driver = Driver("absent")

@@ -38,6 +38,7 @@ def gather(versions: Versions, *, run_dir: str, backend: str | None) -> Facts:
             system=software.system(),
             python=software.python(),
             packages=packages,
+            damaged=software.damaged(versions.names()),
             unmet=software.unmet(packages, extras=versions.extras_of(backend)),
             cpu=machine.cpu(),
             memory=machine.memory(),

@@ -12,6 +12,8 @@ TIMEOUT_S = 15.0
 """Without persistence mode nvidia-smi takes seconds to wake a machine with eight GPUs."""
 FIELDS = "driver_version,name,uuid,memory.total,memory.used,mig.mode.current"
 MIB = 2**20
+MOST_CHARACTERS = 200
+"""Of an answer that is not understood."""
 
 
 def driver(timeout_s: float = TIMEOUT_S) -> Driver:
@@ -30,20 +32,25 @@ def driver(timeout_s: float = TIMEOUT_S) -> Driver:
         return Driver("failed", error.strerror or str(error), device_files=there)
     if done.returncode:
         words = (done.stdout + done.stderr).strip().splitlines()
-        return Driver("failed", words[0] if words else f"exit code {done.returncode}", device_files=there)
+        return Driver(
+            "failed", words[0][:MOST_CHARACTERS] if words else f"exit code {done.returncode}", device_files=there
+        )
     return parsed(done.stdout, device_files=there)
 
 
 def parsed(text: str, *, device_files: bool) -> Driver:
     """The answer of nvidia-smi: a line a GPU, `[N/A]` for what a GPU does not have."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-    if any(len(row) != len(FIELDS.split(",")) for row in rows):
-        return Driver("failed", f"an answer that is not understood: {text.splitlines()[0]}", device_files=device_files)
+    strange = [row for row in rows if len(row) != len(FIELDS.split(","))]
+    if strange:
+        told = ", ".join(strange[0])[:MOST_CHARACTERS]
+        return Driver("failed", f"an answer that is not understood: {told}", device_files=device_files)
     gpus = [
-        Gpu(name, uuid, _bytes(total), _bytes(used), mig=mig == "Enabled") for _, name, uuid, total, used, mig in rows
+        Gpu(name, uuid, _bytes(total), _bytes(used) or 0, mig=mig == "Enabled")
+        for _, name, uuid, total, used, mig in rows
     ]
     return Driver("ok", version=rows[0][0] if rows else None, gpus=gpus, device_files=device_files)
 
 
-def _bytes(mebibytes: str) -> int:
-    return int(mebibytes) * MIB if mebibytes.isdigit() else 0
+def _bytes(mebibytes: str) -> int | None:
+    return int(mebibytes) * MIB if mebibytes.isascii() and mebibytes.isdigit() else None

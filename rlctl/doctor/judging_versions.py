@@ -39,6 +39,11 @@ def _package(package: Package, facts: Facts, *, needed: bool) -> Iterator[Line]:
     name = next((name for name in (package.name, *package.also) if name in facts.packages), None)
     cure = package.cure
     tested = ", ".join(package.tested)
+    broken = next((name for name in (package.name, *package.also) if name in facts.damaged), None)
+    if name is None and broken is not None:
+        level = fail if needed or package.extra is None else warn
+        yield level(package.name, f"damaged: {facts.damaged[broken]}", f"pip install --force-reinstall {broken}")
+        return
     if name is None:
         if needed or package.extra is None:
             yield fail(package.name, "not installed", cure)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from rlctl import __version__
 from rlctl.doctor.lines import Line, exit_code
+from rlctl.printable import one_line
 
 
 def table(lines: Sequence[Line], *, width: int) -> str:
@@ -28,7 +29,7 @@ def table(lines: Sequence[Line], *, width: int) -> str:
 def _wrapped(begin: str, text: str, *, width: int, indent: int) -> list[str]:
     indent = min(indent, width // 2)
     wrapped = textwrap.wrap(
-        " ".join(text.split()), max(width, indent + 20), initial_indent=begin, subsequent_indent=" " * indent,
+        one_line(text), max(width, indent + 20), initial_indent=begin, subsequent_indent=" " * indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return wrapped or [begin.rstrip()]
@@ -47,12 +48,12 @@ def as_json(lines: Sequence[Line]) -> str:
         "counts": {status: counts[status] for status in ("ok", "warn", "fail")},
         "lines": [asdict(line) for line in lines],
     }
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(record, indent=2, allow_nan=False)
 
 
 def markdown(lines: Sequence[Line]) -> str:
     def cell(text: str) -> str:
-        return " ".join(text.split()).replace("|", "\\|")
+        return one_line(text).replace("|", "\\|")
 
     rows = [
         f"| {line.status} | {cell(line.name)} | {cell(line.found)} | {cell(_with_source(line))} |" for line in lines

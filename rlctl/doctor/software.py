@@ -33,13 +33,26 @@ def packages(names: Iterable[str]) -> dict[str, str]:
     return {name: version for name, version in found if version is not None}
 
 
+def damaged(names: Iterable[str]) -> dict[str, str]:
+    """Those of the names that are there without telling their version, as a killed pip leaves them; and why."""
+    found = ((name, _fault(name)) for name in names)
+    return {name: fault for name, fault in found if fault}
+
+
+def _fault(name: str) -> str:
+    try:
+        return "" if metadata.version(name) else "its metadata name no version"
+    except metadata.PackageNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError) as error:
+        return f"its metadata cannot be read: {type(error).__name__}: {error}"
+
+
 def _version(name: str) -> str | None:
     try:
-        version: str | None = metadata.version(name)
-    # Absent, not to be read, cut short, or without a version: rlctl cannot count on it either way.
-    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError):
+        return metadata.version(name) or None
+    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError):  # absent, or `damaged`
         return None
-    return version
 
 
 def unmet(installed: Iterable[str], *, extras: Sequence[str]) -> list[Unmet]:

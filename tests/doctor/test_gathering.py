@@ -181,6 +181,37 @@ def test_what_is_installed_is_read_from_metadata_alone() -> None:
     assert software.unmet(["pytest"], extras=[]) == software.unmet([], extras=[])
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "name no version"),
+        (b"", "name no version"),
+        (b"Metadata-Version: 2.1\nName: broken-one\n", "name no version"),
+        (b"\xff\xfe\x00", "cannot be read: UnicodeDecodeError"),
+    ],
+)
+def test_a_package_with_damaged_metadata_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, words: str
+) -> None:
+    """As an installation leaves it that was killed."""
+    folder = tmp_path / "broken_one-1.0.dist-info"
+    folder.mkdir()
+    if content is not None:
+        (folder / "METADATA").write_bytes(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["broken-one", "pytest", "no-such-package"]
+    (found,) = software.damaged(names).items()
+    assert found[0] == "broken-one"
+    assert words in found[1]
+    assert list(software.packages(names)) == ["pytest"]
+
+
+@pytest.mark.parametrize("memory", ["[N/A]", "-5", "\u00b2\u00b3", ""])
+def test_a_gpu_whose_memory_the_driver_does_not_tell_has_none(memory: str) -> None:
+    found = gpus.parsed(f"580.1, GB10, GPU-1, {memory}, [N/A], [N/A]", device_files=True)
+    assert [(gpu.name, gpu.memory, gpu.used) for gpu in found.gpus] == [("GB10", None, 0)]
+
+
 def test_the_least_versions_are_those_of_the_package_itself() -> None:
     from packaging.requirements import Requirement
 

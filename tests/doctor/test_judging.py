@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rlctl.doctor import printing
 from rlctl.doctor.facts import GIB, BackendFacts, Compiler, Cpu, Driver, Hub, Memory, Port, Python, Space, Torch, Unmet
-from rlctl.doctor.lines import exit_code
+from rlctl.doctor.lines import exit_code, fail
 from tests.doctor.facts import FOR_RAY, HEALTHY, found, lines, trouble
 
 PACKAGES = dict(HEALTHY.packages)
@@ -46,6 +48,25 @@ def test_a_backend_turns_what_it_needs_into_failures() -> None:
     assert next(line.cure for line in told if line.name == "ray") == "pip install 'rlctl[ray]'"
     broken = BackendFacts("mine", "Backend 'mine' needs module 'x', which is not installed.", "pip install x")
     assert trouble(backend=broken) == [("fail", "backend mine", broken.error)]
+
+
+def test_a_damaged_package_is_told_as_such_and_put_right() -> None:
+    damaged: dict[str, Any] = {"damaged": {"ray": "its metadata name no version"}, "packages": without("ray")}
+    expected = "damaged: its metadata name no version"
+    assert trouble(**damaged) == [("warn", "ray", expected)]
+    assert trouble(FOR_RAY, **damaged) == [("fail", "ray", expected)]
+    cures = [line.cure for line in lines(**damaged) if line.name == "ray"]
+    assert cures == ["pip install --force-reinstall ray"]
+
+
+def test_what_others_print_cannot_move_the_cursor() -> None:
+    text = "nvidia-smi: \x1b]0;title\x07\u202eabc"
+    for shown in (
+        printing.table([fail("GPU driver", text, "")], width=80),
+        printing.markdown([fail("GPU driver", text, "")]),
+        printing.as_json([fail("GPU driver", text, "")]),
+    ):
+        assert not set(shown) & set("\x1b\x07\u202e")
 
 
 def test_another_distribution_of_the_same_package_counts() -> None:

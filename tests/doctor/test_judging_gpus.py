@@ -111,11 +111,11 @@ def test_the_answer_of_nvidia_smi_is_read() -> None:
     )
     read = parsed(text, device_files=True)
     assert (read.state, read.version) == ("ok", "570.86.15")
-    assert [(gpu.name, gpu.memory // 2**20, gpu.used // 2**20, gpu.mig) for gpu in read.gpus] == [
+    assert [(gpu.name, (gpu.memory or 0) // 2**20, gpu.used // 2**20, gpu.mig) for gpu in read.gpus] == [
         ("NVIDIA H100 80GB HBM3", 81559, 4, False),
         ("Tesla T4", 15360, 0, False),
     ]
     assert parsed("", device_files=False).gpus == []
     assert parsed("something else\n", device_files=False).state == "failed"
     unified = parsed("580.1, NVIDIA GB10, GPU-3, [N/A], [N/A], [N/A]\n", device_files=True).gpus[0]
-    assert (unified.name, unified.memory) == ("NVIDIA GB10", 0)
+    assert (unified.name, unified.memory) == ("NVIDIA GB10", None)
