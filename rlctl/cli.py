@@ -149,10 +149,13 @@ def _code(error: SystemExit) -> int:
 
 
 def _complain(error: RlctlError) -> None:
-    lines = error.message.split("\n")
+    """On stderr; texts of files are in messages, so nothing in them may move the cursor."""
+    from rlctl.printable import printable
+
+    lines = printable(error.message).split("\n")
     sys.stderr.write("".join(f"{type(error).__name__}: {line}\n" for line in lines))
     if error.hint:
-        sys.stderr.write(f"hint: {error.hint}\n")
+        sys.stderr.write(f"hint: {printable(error.hint)}\n")
 
 
 def _output_failed(error: OSError) -> int:

@@ -45,7 +45,8 @@ def plan(
         float | None, typer.Option(min=1, help="Mean tokens of a completion; default: rollout.max_response_length.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Name or folder of an earlier run whose measured rates and lengths are taken.")
+        str | None,
+        typer.Option(help="An earlier run, by name, folder or `latest`, whose measured rates and lengths are taken."),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure rates by three steps here and now.")] = False,
     mfu: Annotated[
@@ -76,13 +77,13 @@ def plan(
     from rlctl.planning import fitting, rates, table
     from rlctl.planning.device import Wanted
     from rlctl.planning.plan import notes_of, plan_of
+    from rlctl.runs.finding import find_run
 
     tell(loaded.variant_line())
     settings = loaded.settings
     _one_source(run=run, measure=measure, mfu=mfu, sampled_tokens_per_s=sampled_tokens_per_s)
-    if run is not None and not run.is_dir():
-        run = Path(settings.run.dir) / run
-    of_run = rates.of_run(run) if run is not None else None
+    earlier = find_run(run, parent=Path(settings.run.dir).expanduser()) if run is not None else None
+    of_run = rates.of_run(earlier) if earlier is not None else None
     lengths = _lengths(settings, prompt=prompt_tokens, response=response_tokens, of_run=of_run)
     wanted = Wanted(device, gpu_memory_gb, num_gpus, memory_gb, peak_tflops)
     made = plan_of(settings, wanted, lengths=lengths)
@@ -90,12 +91,12 @@ def plan(
     seconds = rates.seconds_of(made.work, made.flops, found)
     cure = fitting.cheapest_cure(settings, made) if fitting.fits(made.places) is False else None
     notes = [*loaded.notes(), *notes_of(settings, made)]
-    notes += rates.other_circumstances(run, model=made.model, machine=made.machine) if run is not None else []
+    notes += rates.other_circumstances(earlier, model=made.model, machine=made.machine) if earlier is not None else []
     say(table.render(made, rates=found, seconds=seconds, cure=cure, notes=notes, style=format, width=_width()))
     raise typer.Exit(4 if fitting.fits(made.places) is False else 0)
 
 
-def _one_source(*, run: Path | None, measure: bool, mfu: float | None, sampled_tokens_per_s: float | None) -> None:
+def _one_source(*, run: str | None, measure: bool, mfu: float | None, sampled_tokens_per_s: float | None) -> None:
     from rlctl.errors import ConfigError
 
     given = mfu is not None or sampled_tokens_per_s is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,9 @@ from rlctl.perf import datasheet_memory, datasheet_names, datasheet_peak
 from rlctl.presets import did_you_mean
 
 Kind = Literal["cpu", "cuda"]
+
+LARGEST = 1e12
+"""GiB or TFLOP/s that no device has; far beyond, sums are no numbers any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,10 @@ def machine(wanted: Wanted) -> Machine:
         ("--memory-gb", wanted.host_memory_gb),
         ("--peak-tflops", wanted.peak_tflops),
     ):
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not 0 < value < LARGEST:
             raise ConfigError(
-                f"{option} = {value:g} must be a number above 0.", hint="leave it out if it is not known."
+                f"{option} = {value:g} must be a number above 0 and below {LARGEST:g}.",
+                hint="leave it out if it is not known.",
             )
     if wanted.device.lower() == "cpu":
         return _cpu(wanted)

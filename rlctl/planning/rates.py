@@ -6,7 +6,6 @@ A rate is never assumed. What a source does not tell is None, with the reason, a
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,11 @@ from typing import Any
 
 from rlctl.errors import ConfigError
 from rlctl.perf import datasheet_peak
-from rlctl.planning.device import Machine
+from rlctl.planning.device import LARGEST, Machine
 from rlctl.planning.work import Flops, Work
+from rlctl.runs.lines import number
+from rlctl.runs.printable import printable
+from rlctl.runs.reading import read_run
 
 WARM_UP_STEPS = 1
 """Steps of a run that are left out, when it has more: the first one compiles kernels and fills caches."""
@@ -52,23 +54,14 @@ class Seconds:
 
 def of_run(folder: Path) -> Rates:
     """The rates of a run, medians over its steps. Raises ConfigError for a folder without steps."""
-    file = folder / "metrics.jsonl"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        records = [record for record in map(json.loads, filter(str.strip, lines)) if isinstance(record, dict)]
-    except OSError as error:
-        raise ConfigError(
-            f"--run {folder}: {file.name} cannot be read: {error.strerror or error}.",
-            hint="give the folder of a run, as runs/NAME.",
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"--run {folder}: {file.name} is not a run's metrics: {error}.") from error
-    steps = [
-        record for record in records if (record.get("training/global_step") or 0) > 0 and "timing_s/step" in record
-    ]
+    run = read_run(folder)
+    steps = [record for record in run.steps if number(record.get("timing_s/step")) is not None]
     if not steps:
-        raise ConfigError(f"--run {folder}: no step is in {file.name}.", hint="let the run make two steps at least.")
-    return of_steps(steps, source=f"run {folder.name}")
+        why = "".join(f"\n{printable(text, one_line=True)}" for text in run.complaints)
+        raise ConfigError(
+            f"--run {folder}: no step is in its metrics.jsonl.{why}", hint="let the run make two steps at least."
+        )
+    return of_steps(steps, source=f"run {printable(folder.name, one_line=True)}")
 
 
 def other_circumstances(folder: Path, *, model: str, machine: Machine) -> list[str]:
@@ -78,7 +71,7 @@ def other_circumstances(folder: Path, *, model: str, machine: Machine) -> list[s
         (_said(folder / "machine.json", "device"), machine.name, "the device"),
     ]
     return [
-        f"the rates of --run are those of {what} {there}, and the plan is for {here}"
+        f"the rates of --run are those of {what} {printable(there, one_line=True)}, and the plan is for {here}"
         for there, here, what in told
         if there is not None and here not in there.replace(" ", "").split("|") and not _same_device(there, here)
     ]
@@ -120,7 +113,7 @@ def _per_second(step: Mapping[str, Any]) -> float | None:
 
 def _other(step: Mapping[str, Any]) -> float | None:
     parts = [step.get(f"timing_s/{phase}") for phase in ("reward", "update_weights")]
-    known = [float(part) for part in parts if isinstance(part, (int, float))]
+    known = [seconds for part in parts if (seconds := number(part)) is not None]
     return sum(known) if known else None
 
 
@@ -132,23 +125,23 @@ def _prompt(step: Mapping[str, Any]) -> float | None:
     if rate is None or seconds is None or sampled_rate is None or sampling is None or mean is None:
         return None
     samples = sampled_rate * sampling / mean
-    return max(0.0, rate * seconds / samples - mean)
+    return max(0.0, rate * seconds / samples - mean) if samples else None
 
 
 def _positive(step: Mapping[str, Any], name: str) -> float | None:
-    value = step.get(name)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    return float(value) if math.isfinite(value) and value > 0 else None
+    value = number(step.get(name))
+    return value if value is not None and value > 0 else None
 
 
 def _median(values: Any) -> float | None:
-    known = [float(value) for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    known = [one for value in values if (one := number(value)) is not None]
     return median(known) if known else None
 
 
 def given(machine: Machine, *, devices: int, mfu: float | None, sampled_tokens_per_s: float | None) -> Rates:
     """Rates of what the user gives: an MFU of the update against the peak of so many devices, and tokens a second."""
+    if sampled_tokens_per_s is not None and not sampled_tokens_per_s < LARGEST:
+        raise ConfigError(f"--sampled-tokens-per-s = {sampled_tokens_per_s:g} must be below {LARGEST:g}.")
     if mfu is not None and machine.peak_flops is None:
         raise ConfigError(f"--mfu {mfu:g} needs a peak, which is not known: {machine.peak_source}.")
     flops = None if mfu is None or machine.peak_flops is None else mfu * machine.peak_flops * devices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,24 +129,33 @@ def _markdown(place: Place, width: int) -> Iterator[str]:
 
 def _outcome(place: Place) -> Iterator[str]:
     unit, name = _unit(place)
-    phases = [f"{phase} {place.held(phase) / unit:,.3g}" for phase in PHASES if place.held(phase)]
+    phases = [f"{phase} {_size(place.held(phase) / unit)}" for phase in PHASES if place.held(phase)]
     yield f"  by phase: {', '.join(phases)} {name}"
     yield f"  {outcome(place)}"
+
+
+def _size(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def outcome(place: Place) -> str:
     """Peak, capacity, and whether the one fits into the other."""
     unit, name = _unit(place)
     least = "at least " if place.unknown else ""
-    peak = f"peak {least}{place.peak_bytes / unit:,.3g} {name}, in {place.peak_phase}"
+    peak = f"peak {least}{_size(place.peak_bytes / unit)} {name}, in {place.peak_phase}"
     if place.complaint:
         return f"{peak}: does not fit: {place.complaint}"
     if place.capacity_bytes is None:
         return f"{peak}; fits n/a: {place.capacity_source}"
     free = 1 - place.peak_bytes / place.capacity_bytes
-    told = {True: f"fits, {free:.0%} free", False: "does not fit", None: "fits n/a, since not all is known"}[place.fits]
+    told = {
+        True: f"fits, {math.floor(100 * free)}% free",
+        False: "does not fit",
+        None: "fits n/a, since not all is known",
+    }[place.fits]
     spare = "; what is not counted may take that" if place.fits and free < SPARE else ""
-    return f"{peak}, of {place.capacity_bytes / unit:,.4g}: {told}{spare}"
+    return f"{peak}, of {_size(place.capacity_bytes / unit)} {name}: {told}{spare}"
 
 
 def _verdict(plan: Plan, cure: Cure | None) -> Iterator[str]:

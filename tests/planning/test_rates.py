@@ -74,11 +74,23 @@ def test_a_metric_that_is_null_or_missing_is_no_rate() -> None:
 
 
 def test_a_folder_without_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="no step is in"):
         of_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"training/global_step": 0}) + "\n")
     with pytest.raises(ConfigError, match="no step is in"):
         of_run(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text("{half a li")
-    with pytest.raises(ConfigError, match="is not a run's metrics"):
+    (tmp_path / "metrics.jsonl").write_text("{half a li\n")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl:1 is not a JSON object"):
         of_run(tmp_path)
+
+
+def test_what_can_be_read_of_damaged_metrics_is_taken(tmp_path: Path) -> None:
+    """A run that is going, or was killed, ends within a line; a number may be none, text, or beyond any float."""
+    whole = [step(n, **{"perf/flops/actor": 6e9, "timing_s/update_actor": 2.0}) for n in (1, 2, 3)]
+    odd = [{**whole[0], "training/global_step": value} for value in ("4", None, 1e400, [5])]
+    huge = {**whole[0], "training/global_step": 6, "perf/flops/actor": 10**400, "perf/sampled_tokens_per_s": 1e-320}
+    lines = [json.dumps(one) for one in (*whole, *odd, huge)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "[" * 50_000, lines[0][:40]]))
+    rates = of_run(tmp_path)
+    assert rates.update_flops_per_s == 3e9
+    assert rates.source.endswith("median of 3 steps")
