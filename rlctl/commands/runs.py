@@ -307,10 +307,11 @@ def _put(text: str, out: str | None) -> None:
     from rlctl.errors import ConfigError
 
     if out is None:
-        say(text)
+        if text:
+            say(text)
         return
     try:
-        Path(out).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        Path(out).write_text(text + "\n" if text else "", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
             f"-o {out} cannot be written: {error.strerror or error}.", hint="name another file."

@@ -39,10 +39,21 @@ def _cell(text: str) -> str:
 
 
 def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    """RFC 4180 but for plain line ends; None is an empty cell."""
+    """RFC 4180 but for plain line ends; None is an empty cell.
+
+    Names and texts are other people's: a spreadsheet reads one that begins like a formula as a formula, and runs it, so
+    such a text gets a quote before it. Source: https://owasp.org/www-community/attacks/CSV_Injection.
+    """
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
+    csv.writer(stream, lineterminator="\n").writerows([[_inert(cell) for cell in row] for row in rows])
     return stream.getvalue().removesuffix("\n").encode("utf-8", "backslashreplace").decode()
+
+
+def _inert(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    safe = printable(cell, one_line=True)
+    return f"'{safe}" if safe.lstrip().startswith(("=", "+", "-", "@")) else safe
 
 
 def as_json(value: Sequence[Any] | Mapping[str, Any]) -> str:

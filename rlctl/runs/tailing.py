@@ -91,6 +91,9 @@ def follow(
     yield from (Told(line) for record in records[max(0, len(records) - last) :] for line in lines(record))
     since = time.monotonic()
     while forever:
+        if not folder.is_dir():
+            yield Told(f"{printable(folder.name, one_line=True)}: its folder is gone", note=True)
+            return
         run = read_run(folder) if not runlock.is_held(folder) else None
         cut, records = follower.news()
         if cut is not None:

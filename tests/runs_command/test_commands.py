@@ -229,6 +229,23 @@ def test_plot_draws_a_panel_a_metric() -> None:
     assert sizes[0][1] > sizes[1][1] + 200
 
 
+def test_csv_holds_no_formula_and_no_escape() -> None:
+    """Names are other people's: a spreadsheet would compute `=...`, a terminal would obey the escape."""
+    odd = {"=1+1": 1.0, "@a": -2.5, "\x1b[2Jb": 3.0, " +c": "=cmd|' /C calc'!A0", "d": "two\nlines"}
+    write_run(Path("runs/-odd"), [{"training/global_step": 1, **odd}])
+    (row,) = csv.DictReader(io.StringIO(runs("export", "--csv", "--", "-odd")))
+    assert {name: row[name] for name in row if name not in ("training/global_step", "training/epoch")} == {
+        "'=1+1": "1.0", "'@a": "-2.5", "\\x1b[2Jb": "3.0", "' +c": "'=cmd|' /C calc'!A0", "d": "two\\nlines",
+    }  # fmt: skip
+    assert "\n'-odd,stopped" in runs("list", "-f", "csv")
+
+
+def test_a_run_without_steps_is_no_line_of_json() -> None:
+    assert runs("export", "bad", "--jsonl") == ""
+    invoked("export", "bad", "--jsonl", "-o", "none.jsonl")
+    assert Path("none.jsonl").read_text() == ""
+
+
 def test_plot_refuses_what_it_cannot_draw() -> None:
     assert "Did you mean score/mean?" in complaint("plot", "good", "score/men").message
     assert "-o a.png names the file" in complaint("plot", "good", "score/mean", "a.png").hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -93,6 +94,14 @@ def test_following_ends_with_the_run(tmp_path: Path) -> None:
             done.set()
     thread.join()
     assert told == ["step 1", "step 2", "step 3", "a finished after step 3"]
+
+
+def test_following_ends_when_the_folder_is_removed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", [step(1)], total=3)
+    told = follow(folder, last=9, wait_s=60, lines=lambda r: ["a step"], forever=True)
+    assert next(told).text == "a step"
+    shutil.rmtree(folder)
+    assert [each.text for each in told] == ["a: its folder is gone"]
 
 
 def test_without_follow_only_the_last_steps_are_printed(tmp_path: Path) -> None:
