@@ -138,7 +138,7 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path}:{line}: not UTF-8 text (byte {data[error.start]:#04x}).") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply to be settings.") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # tomllib's own is one, and so is that of a number with thousands of digits
         hint = "" if path.suffix == ".toml" else "settings files are TOML: [trainer] on one line, lr = 1e-6 below it."
         raise ConfigError(f"{path}: not valid TOML: {error}.", hint=hint) from None
 

@@ -420,6 +420,10 @@ def test_one_of_some_numbers_can_be_set_from_a_shell(name: str) -> None:
     assert 'zero_stage = "4" (from --set' in complaint(assignments=[f"remote_backend.{name}.zero_stage=4"])
 
 
+def test_a_number_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
+    assert "not valid TOML" in complaint(config=toml(tmp_path, f"seed = {'9' * 5000}"))
+
+
 def test_one_key_of_a_free_table_is_set_by_its_dotted_name() -> None:
     """JSON where it is that, else text; merged with the whole table where that is given too."""
     table = "remote_backend.ray.vllm"

@@ -12,6 +12,7 @@ import typer
 
 from rlctl.completion import names
 from rlctl.errors import ConfigError
+from rlctl.printable import printable
 
 if TYPE_CHECKING:  # yaml and pydantic are loaded only when the command runs
     from rlctl.peers.findings import Translation
@@ -148,4 +149,4 @@ def _tell(made: Translation, path: Path | None, *, format: Format) -> None:  # n
     if path is not None:
         _write(path, told)
         told = reports.summary(made) + "\n"
-    sys.stderr.write(told)
+    sys.stderr.write(printable(told))

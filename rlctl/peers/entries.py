@@ -80,6 +80,9 @@ def flattened(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+MOST_DIGITS = 100
+"""Of a number; a longer one is no setting's, and Python refuses to read those of thousands."""
+
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
@@ -94,10 +97,15 @@ def scalar(text: str) -> Any:
     if text in _BOOLS:
         return _BOOLS[text]
     if _INT.fullmatch(text):
-        return int(text)
+        return whole(text)
     if _FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9]+", text):
         return float(text)
     return text
+
+
+def whole(digits: str) -> int | str:
+    """A whole number; what is too long for one stays text."""
+    return int(digits) if len(digits) <= MOST_DIGITS else digits
 
 
 def shown(value: Any, *, limit: int = 60) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from rlctl.errors import ConfigError
 from rlctl.peers.command_line import Launch, launch, override
-from rlctl.peers.entries import MAX_ENTRIES, Entry, Source, flattened
+from rlctl.peers.entries import MAX_ENTRIES, Entry, Source, flattened, whole
 from rlctl.peers.references import EXPRESSION, resolved
 from rlctl.peers.shell import Command, Script, read_script
 from rlctl.peers.yaml_entries import read_yaml
@@ -111,7 +111,7 @@ def _yaml(text: str, path: str, variables: Mapping[str, str]) -> Source:
 def _toml(text: str, path: str, variables: Mapping[str, str]) -> Source:
     try:
         return _from_tree(tomllib.loads(text), path, "TOML")
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # tomllib's own is one, and so is that of a number with thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}.") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply to be settings.") from None
@@ -125,7 +125,7 @@ def _json(text: str, path: str, variables: Mapping[str, str]) -> Source:
         return dict(pairs)
 
     try:
-        return _from_tree(json.loads(text, object_pairs_hook=once), path, "JSON")
+        return _from_tree(json.loads(text, object_pairs_hook=once, parse_int=whole), path, "JSON")
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg}.") from None
     except RecursionError:

@@ -13,6 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlctl.errors import ConfigError
+
+MOST_EXPANDED = 2**22
+"""Characters that the variables of a script may stand for, all expansions together: real ones need some thousands."""
+
 Node = Any
 """A node of tree-sitter, which is imported only when a script is read."""
 
@@ -42,6 +47,8 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     conditional: set[str] = field(default_factory=set)
     defaulted: dict[str, str] = field(default_factory=dict)
+    expanded: int = 0
+    """Characters that variables have stood for so far."""
 
     def walk(self, node: Node, *, sure: bool = True) -> None:
         for child in node.children:
@@ -76,6 +83,7 @@ class Script:
             self.conditional.add(name)
             return
         before = self.variables.get(name, []) if node.children[1].type == "+=" else None
+        self.spend(name, before or "")
         after = self.array(value) if value is not None and value.type == "array" else self.one(value)
         if isinstance(after, list):
             after = [*(before if isinstance(before, list) else []), *after]
@@ -111,8 +119,9 @@ class Script:
 
     def inner(self, text: str, line: int, last: int) -> None:
         """`bash -c "..."`: the commands in the text, placed where it stands."""
-        found = Script(text.encode("utf-8"), dict(self.variables), self.fixed)
+        found = Script(text.encode("utf-8"), dict(self.variables), self.fixed, expanded=self.expanded)
         found.walk(_parse(found.source))
+        self.expanded = found.expanded
         self.commands += [Command(one.words, line, last, one.prefix) for one in found.commands]
 
     def is_read_of_text(self, node: Node) -> bool:
@@ -134,7 +143,7 @@ class Script:
         inner = node.children[1] if node.type == "string" and len(node.children) == 3 else node
         array = _array_name(inner)
         if array is not None and isinstance(self.variables.get(array), list):
-            return list(self.variables[array])
+            return list(self.spend(array, self.variables[array]))
         if node.type in ("simple_expansion", "expansion"):
             text = self.text(node)
             return [text] if "$" in text else text.split()
@@ -161,8 +170,18 @@ class Script:
         return self.variable(_text(node.children[1]), written=_text(node))
 
     def variable(self, name: str, *, written: str) -> str:
-        value = self.variables.get(name)
-        return written if value is None else value if isinstance(value, str) else " ".join(value)
+        value = self.spend(name, self.variables.get(name, ""))
+        return written if name not in self.variables else value if isinstance(value, str) else " ".join(value)
+
+    def spend(self, name: str, value: str | list[str]) -> str | list[str]:
+        """The value, unless those before it were too long together. Raises ConfigError."""
+        self.expanded += len(value) if isinstance(value, str) else sum(map(len, value)) + len(value)
+        if self.expanded > MOST_EXPANDED:
+            raise ConfigError(
+                f"the script's variables multiply: with {name} they stand for more than {MOST_EXPANDED:,} characters.",
+                hint="a variable holds itself several times; give the command with its values put in.",
+            )
+        return value
 
     def expansion(self, node: Node) -> str:
         """`${X}`, and `${X:-default}` of a variable that the script has not set."""

@@ -126,6 +126,14 @@ def test_what_is_no_config_is_told(tmp_path: Path, name: str, text: str | bytes,
     assert said in complaint(tmp_path, text, name)
 
 
+@pytest.mark.parametrize("name", ["c.yaml", "c.json"])
+def test_a_number_of_thousands_of_digits_stays_text(tmp_path: Path, name: str) -> None:
+    """Python refuses to read one, so that it is for the setting's own type to refuse."""
+    digits = "9" * 5000
+    assert values(source(tmp_path, f'{{"beta": {digits}}}', name)) == {"beta": digits}
+    assert "not TOML" in complaint(tmp_path, f"beta = {digits}", "c.toml")
+
+
 def test_folders_and_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     for path, said in (
         (tmp_path, "is a folder"),

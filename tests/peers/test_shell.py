@@ -132,6 +132,14 @@ def test_quotes_and_expansions(tmp_path: Path, written: str, value: object) -> N
     assert isinstance(found, Unresolved) if value is None else str(found) == str(value)
 
 
+@pytest.mark.parametrize(
+    "line", ["X=$X$X$X$X$X$X$X$X\n", "X+=$X\n", 'A=("${A[@]}" "${A[@]}" $X)\n', 'bash -c "$X$X"\n']
+)
+def test_variables_that_multiply_come_to_an_end(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match="the script's variables multiply"):
+        script(tmp_path, f"X={'x' * 10_000}\nA=(a)\n{line * 300}python -m verl.trainer.main_ppo a.b=$X")
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     text = f"touch {ran}\nX=$(touch {ran})\nY=`touch {ran}`\npython3 -m verl.trainer.main_ppo a=$(touch {ran}) b.c=1\n"
