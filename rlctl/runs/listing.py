@@ -39,9 +39,18 @@ class Row:
     complaints: int
 
 
-def row_of(run: Run) -> Row:
+def scores_of(run: Run) -> tuple[list[float], list[float]]:
+    """(the score of each step that has one, the last of them, whose mean is what the run came to)."""
     scores = [value for record in run.steps if (value := number(record.get("score/mean"))) is not None]
-    last = scores[-min(WINDOW, max(1, len(scores) - 1)) :]
+    return scores, scores[-min(WINDOW, max(1, len(scores) - 1)) :]
+
+
+def over_last(scores: Sequence[float]) -> str:
+    return f"mean of the last {len(scores)} steps" if len(scores) > 1 else "last step"
+
+
+def row_of(run: Run) -> Row:
+    scores, last = scores_of(run)
     metric, value, step = last_evaluation(run)
     return Row(
         run.name, run.state.kind, run.done, run.total_steps,

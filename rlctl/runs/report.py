@@ -22,7 +22,7 @@ from rlctl.runs import charts, figures, summary
 from rlctl.runs.charts import Drawn
 from rlctl.runs.figures import PALETTE, Plot
 from rlctl.runs.lines import number
-from rlctl.runs.listing import duration, last_evaluation, row_of
+from rlctl.runs.listing import duration, last_evaluation, over_last, row_of, scores_of
 from rlctl.runs.printable import printable, shortened
 from rlctl.runs.reading import Run, flat
 from rlctl.runs.samples import Sample, read_samples, score_words
@@ -141,7 +141,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     where = "" if metric is None else f"{metric.removeprefix('val-core/')} at step {step}"
     total = "?" if run.total_steps is None else f"{run.total_steps:,}"
     return [
-        ("score", score, f"mean of the last steps; {began}" if began else "no step has one"),
+        ("score", score, f"{over_last(scores_of(run)[1])}; {began}" if began else "no step has one"),
         ("evaluation", "n/a" if value is None else f"{value:.3f}", printable(where, one_line=True) or "none was made"),
         ("steps", f"{run.done:,}", f"of {total}"),
         ("time", duration(run.seconds), "in steps, evaluations and saves"),

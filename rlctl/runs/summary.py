@@ -10,7 +10,7 @@ from rlctl.checkpoints import shelf
 from rlctl.diagnosis import Finding, diagnose
 from rlctl.runfiles import STEP
 from rlctl.runs.lines import number
-from rlctl.runs.listing import duration, row_of, size
+from rlctl.runs.listing import duration, over_last, row_of, scores_of, size
 from rlctl.runs.printable import printable
 from rlctl.runs.reading import Run
 from rlctl.runs.samples import clean
@@ -70,7 +70,7 @@ def _score(run: Run) -> str:
     row = row_of(run)
     if row.first_score is None or row.last_score is None:
         return "n/a: no step has a score"
-    return f"{row.first_score:.3f} at the first step, {row.last_score:.3f} mean of the last steps"
+    return f"{row.first_score:.3f} at the first step, {row.last_score:.3f} {over_last(scores_of(run)[1])}"
 
 
 def _resumed(record: Mapping[str, Any]) -> str:

@@ -229,6 +229,15 @@ def test_plot_draws_a_panel_a_metric() -> None:
     assert sizes[0][1] > sizes[1][1] + 200
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(2, "1.000 last step"), (4, "2.000 mean of the last 3 steps"), (9, "6.000 mean of the last 5 steps")],
+)
+def test_what_a_run_came_to_says_over_how_many_steps(count: int, words: str) -> None:
+    write_run(Path("runs/counts"), [step(n + 1, score__mean=float(n)) for n in range(count)])
+    assert f"0.000 at the first step, {words}\n" in runs("show", "counts")
+
+
 def test_csv_holds_no_formula_and_no_escape() -> None:
     """Names are other people's: a spreadsheet would compute `=...`, a terminal would obey the escape."""
     odd = {"=1+1": 1.0, "@a": -2.5, "\x1b[2Jb": 3.0, " +c": "=cmd|' /C calc'!A0", "d": "two\nlines"}
