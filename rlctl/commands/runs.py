@@ -70,13 +70,16 @@ def list_runs(
     Example: rlctl runs list --sort score --reverse
     """
     from rlctl.display import say, tell
-    from rlctl.runs.finding import runs_in
+    from rlctl.runs.finding import closed_in, runs_in
     from rlctl.runs.listing import ordered, render, row_of
+    from rlctl.runs.printable import printable
     from rlctl.runs.reading import read_run
 
     parent = _parent(folder)
     rows = [row_of(read_run(each)) for each in runs_in(parent)]
     rows = [row for row in rows if state is None or row.state == state]
+    for closed in closed_in(parent):
+        tell(f"note: {printable(str(closed), one_line=True)} cannot be read and is left out: Permission denied")
     if not rows:
         tell(f"there is no run in {parent}" if state is None else f"no run in {parent} is {state}")
     if rows or format != "table":

@@ -37,6 +37,8 @@ def _gap(style: str) -> list[str]:
 
 
 def _settings(found: Comparison, *, style: str) -> list[str]:
+    if unknown := [run.name for run in found.runs if not run.settings]:
+        return [f"the settings of {', '.join(unknown)} are not known"]
     if not found.settings:
         return ["no setting differs"]
     names = [run.name for run in found.runs]

@@ -93,6 +93,9 @@ def compare(runs: Sequence[Run], *, metrics: Sequence[str] | None = None, seed: 
 
 
 def differing(runs: Sequence[Run]) -> Iterator[Setting]:
+    """None where the settings of a run are not known, as every one would differ."""
+    if not all(run.settings for run in runs):
+        return
     for name in sorted({name for run in runs for name in run.settings}):
         values = tuple(repr(run.settings[name]) if name in run.settings else "absent" for run in runs)
         # A table that is empty in one run and filled in another is told by its settings.
@@ -139,11 +142,14 @@ def _notes(runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
     for run in runs[1:]:
         pair = f"{first.name} and {run.name}"
-        if any(_setting_differs(first, run, table) for table in ("data.", "reward.")):
+        if not (first.settings and run.settings):
+            unknown = " and ".join(one.name for one in (first, run) if not one.settings)
+            yield f"the settings of {unknown} are not known: nobody can say whether {pair} are comparable"
+        elif any(_setting_differs(first, run, table) for table in ("data.", "reward.")):
             yield f"{pair} have other data or rewards: their scores do not measure the same thing"
         elif first.settings.get("seed") != run.settings.get("seed"):
             yield f"{pair} have different seeds: their steps see other problems, so pairing them gains nothing"
-        if _batch(first) != _batch(run):
+        if first.settings and run.settings and _batch(first) != _batch(run):
             yield f"{pair} sample different numbers of completions a step: a step is not the same work in both"
         if _machine(first) != _machine(run):
             yield f"{pair} ran on different machines or precisions: times and MFU compare those too"

@@ -20,19 +20,37 @@ SHOWN = 8
 
 
 def is_run(folder: Path) -> bool:
+    """Raises PermissionError for a folder of somebody else's that may not be looked into."""
     return any((folder / sign).is_file() for sign in SIGNS)
 
 
 def runs_in(parent: Path) -> list[Path]:
-    """The folders of runs, the one that moved last at the end."""
+    """The folders of runs that can be read, the one that moved last at the end."""
+    folders = [folder for folder in _folders(parent) if not _is_closed(folder) and is_run(folder)]
+    return sorted(folders, key=lambda folder: (moved_at(folder), folder.name))
+
+
+def closed_in(parent: Path) -> list[Path]:
+    """The folders that may not be looked into, so that nobody knows whether they are runs."""
+    return sorted(folder for folder in _folders(parent) if _is_closed(folder))
+
+
+def _is_closed(folder: Path) -> bool:
     try:
-        folders = [folder for folder in parent.iterdir() if folder.is_dir() and is_run(folder)]
+        is_run(folder)
+    except PermissionError:
+        return True
+    return False
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [folder for folder in parent.iterdir() if folder.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{parent} cannot be read: {why}.", hint="name another by --dir.") from error
-    return sorted(folders, key=lambda folder: (moved_at(folder), folder.name))
 
 
 def moved_at(folder: Path) -> float:
@@ -47,9 +65,13 @@ def moved_at(folder: Path) -> float:
 def find_run(text: str, *, parent: Path) -> Path:
     """The folder of the run meant by `text`. Raises ConfigError, with the runs that there are."""
     for folder in (parent / text, Path(text).expanduser()) if text.strip() and "\0" not in text else ():
-        with contextlib.suppress(OSError, ValueError):  # a name too long to be one, or not text
+        try:
             if is_run(folder):
                 return folder
+        except PermissionError as error:
+            raise ConfigError(f"{folder} cannot be read: {error.strerror}.", hint="whose run is it?") from error
+        except (OSError, ValueError):  # a name too long to be one, or not text
+            continue
     there = runs_in(parent)
     if text == LATEST and there:
         return there[-1]

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlctl.checkpoints import shelf
+from rlctl.checkpoints.shelf import Held
 from rlctl.diagnosis import Finding, diagnose
 from rlctl.runfiles import STEP
 from rlctl.runs.lines import number
@@ -82,8 +83,30 @@ def _resumed(record: Mapping[str, Any]) -> str:
     return f"after step {record.get('from_step')}{changed}"
 
 
+def held_by(run: Run) -> tuple[Sequence[Held], Sequence[str]]:
+    """(the run's checkpoints, the newest first; what is wrong with others, or keeps all from being read)."""
+    if fault := _closed(run):
+        return (), (fault,)
+    return shelf.list_held(run.folder / "checkpoints")
+
+
+def _closed(run: Run) -> str:
+    """Why its checkpoints may not be looked at; "" where they may."""
+    folder = run.folder / "checkpoints"
+    try:
+        for _ in folder.iterdir():
+            break
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror or error}"
+    return ""
+
+
 def _checkpoints(run: Run) -> str:
-    held, complaints = shelf.list_held(run.folder / "checkpoints")
+    if fault := _closed(run):
+        return fault
+    held, complaints = held_by(run)
     shown = [f"step {one.step} ({size(one.manifest.num_bytes)})" for one in reversed(held)]
     if len(shown) > 4:
         shown = [*shown[:2], f"{len(shown) - 4} more", *shown[-2:]]
@@ -139,7 +162,7 @@ def _sections(run: Run) -> list[tuple[str, Sequence[Sequence[str]]]]:
 
 def record(run: Run) -> dict[str, Any]:
     """Everything of the run but its steps and samples, for a script."""
-    held, damaged = shelf.list_held(run.folder / "checkpoints")
+    held, damaged = held_by(run)
     content: dict[str, Any] = clean(
         {
             **asdict(row_of(run)),
