@@ -7,6 +7,7 @@ two apart: what is known to differ is refused before anything is sampled, and to
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ def read(samples: Path) -> Saved:
 
 def _lines(samples: Path) -> list[str]:
     try:
-        return samples.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a completion may hold other separators of lines.
+        return samples.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{samples} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
@@ -98,6 +100,8 @@ def _scored(line: str, where: str) -> tuple[Mapping[str, Any], float | None]:
         record: Any = json.loads(line)
         score = record["scores"].get(record["task"])
         _ = record["source"], record["problem"]
+        if score is not None and not math.isfinite(score):
+            raise ValueError(f"the score {score}")
         return record, None if score is None else float(score)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DataError(f"{where}: not a sample of `rlctl eval`: {type(error).__name__}: {error}.") from error

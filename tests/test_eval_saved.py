@@ -92,6 +92,17 @@ def test_evaluations_on_other_data_are_not_compared() -> None:
         compared("a", "b")
 
 
+def test_a_score_that_is_no_number_is_refused_and_other_line_ends_are_text() -> None:
+    saved("a")
+    samples = Path("a/samples.jsonl")
+    first, *rest = samples.read_text().splitlines()
+    samples.write_text("\n".join([first.replace("q0?", "q\u2028?"), *rest]), encoding="utf-8")
+    assert len(eval_saved.read(samples).asked.problems) == 4
+    samples.write_text(first.replace("0.0", "NaN") + "\n")
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: not a sample of `rlctl eval`: ValueError: the score nan"):
+        eval_saved.read(samples)
+
+
 def test_samples_of_two_models_are_not_taken_for_one() -> None:
     saved("a", model="x")
     saved("b", model="y")
