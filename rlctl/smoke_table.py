@@ -60,10 +60,9 @@ def render(
 
 
 def _comparison(beside: Beside) -> list[str]:
-    """One line, which says how the runs compare."""
-    if beside.judgement is not None:
-        return [words.comparison_line(beside.judgement, num_runs=len(beside.runs))]
-    return [words.written_line(beside.written_to, beside.written)] if beside.written is not None else []
+    """One line which says how the runs compare, and one on the baseline that they are kept in."""
+    compared = [words.comparison_line(beside.judgement, num_runs=len(beside.runs))] if beside.judgement else []
+    return compared + ([words.written_line(beside.written_to, beside.written)] if beside.written else [])
 
 
 def _findings(beside: Beside, *, bullet: str) -> list[str]:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 TokenIds = npt.NDArray[np.int32]
 LogProbs = npt.NDArray[np.float32]
 FinishReason = Literal["stop", "length"]
+JudgedPhase = Literal["sampling", "update"]
+"""What is timed beside reference work of its kind."""
 
 
 @dataclass(frozen=True, slots=True)

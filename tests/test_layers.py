@@ -37,6 +37,7 @@ ALLOWED = [  # first match wins: module pattern -> heavy packages it may import 
     ("rlctl.backends.local.*", {"torch", "numpy"}),
     ("rlctl.types", {"numpy"}),
     ("rlctl.seeds", {"numpy"}),
+    ("rlctl.baselines.estimating", {"numpy"}),
     ("rlctl.grpo", {"numpy"}),
     ("rlctl.tokenizer", {"numpy"}),
     ("rlctl.data", {"numpy"}),

@@ -18,6 +18,7 @@ from rlctl.types import (
     Completion,
     GenerateStats,
     JobSpec,
+    JudgedPhase,
     LogProbs,
     LossSpec,
     LossStats,
@@ -136,9 +137,9 @@ class Backend(ABC, Generic[SettingsT]):
         """What each process that works for this backend is doing, by name, for a person; {} where there is no other."""
         return {}
 
-    async def reference_work(self, repetitions: int) -> bool:
-        """Do a fixed piece of work that often where the model is computed, so that whoever waits for it learns what
-        the machine gives at the moment; False where the backend has none.
+    async def reference_work(self, repetitions: int, *, like: JudgedPhase) -> bool:
+        """Do a fixed piece of work that often where the model is computed, of the kind that the phase is of, so that
+        whoever waits for it learns what the machine gives such work at the moment; False where the backend has none.
         """
         return False
 

@@ -11,6 +11,7 @@ from rlctl.hangwatch import HangWatch
 from rlctl.types import (
     BackendInfo,
     Completion,
+    JudgedPhase,
     LogProbs,
     LossSpec,
     LossStats,
@@ -61,8 +62,8 @@ class Watched(Backend[Any]):
     async def snapshot(self) -> Snapshot | None:
         return await self.watch.until("a copy of the weights (snapshot)", self.inner.snapshot())
 
-    async def reference_work(self, repetitions: int) -> bool:
-        return await self.watch.until("the reference work", self.inner.reference_work(repetitions))
+    async def reference_work(self, repetitions: int, *, like: JudgedPhase) -> bool:
+        return await self.watch.until("the reference work", self.inner.reference_work(repetitions, like=like))
 
     async def load(self, path: Path) -> None:
         await self.watch.until(f"{path} to be loaded (load)", self.inner.load(path))

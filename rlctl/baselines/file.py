@@ -17,7 +17,7 @@ from rlctl import durable
 from rlctl.baselines.record import Record, Step
 from rlctl.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 """Of the file and of the reference work: a number in one means nothing in another."""
 WARMUP = 2
 """First steps that nothing is judged by: they touch memory, build kernels and fill caches."""
@@ -148,7 +148,7 @@ def _step(path: Path, values: Any, place: str) -> Step:
         raise _damaged(path, f"{place} lacks a figure or has one too many")
     wrong = [name for name in ("step", "prompt_tokens", "sampled_tokens") if not _is_number(values[name])]
     wrong += [name for name in OPTIONAL if values[name] is not None and not _is_number(values[name])]
-    wrong += [name for name in ("seconds", "scores") if not _is_table(values[name])]
+    wrong += [name for name in ("seconds", "wall", "scores") if not _is_table(values[name])]
     if not isinstance(values["reference"], dict) or not all(map(_are_readings, values["reference"].values())):
         wrong.append("reference")
     if wrong:

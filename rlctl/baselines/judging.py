@@ -1,14 +1,7 @@
-"""Is a run worse than its baseline: exactly for what is counted, as paired ratios for time, by problem for the score.
+"""Are runs worse than their baseline: exactly for what is counted, as paired ratios for time, by problem for the score.
 
 A step's cost is the logarithm of its own seconds a unit of work (FLOPs of the update, tokens elsewhere), over the
-seconds of the reference work beside it. The same step of the baseline did the same work, so costs are compared step by
-step and their differences are what is averaged. Two things make them uncertain, and both are in the interval:
-
-* steps differ: the standard error of a trimmed mean over the steps (Tukey & McLaughlin 1963, from winsorised
-  deviations), since now and then a step meets a neighbour;
-* runs differ as wholes, whatever their number of steps: the spread between the baseline's runs. Three runs tell little
-  of a spread, so it is moderated towards what is believed of it (Smyth 2004, https://doi.org/10.2202/1544-6115.1027,
-  section 4: a weighted mean of variances, the prior's weight as degrees of freedom).
+seconds of the reference work beside it. `estimating.py` says how much more that is now, and how surely.
 
 The verdict asks for an effect that matters, and not only for one that is not 0: regression where the interval lies
 above 0 and the estimate is nearer to EFFECT than to nothing, pass where the interval excludes EFFECT, else
@@ -21,10 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import NormalDist, fmean, median
+from statistics import fmean
 from typing import Any, Literal
 
 from rlctl import statistics
+from rlctl.baselines.estimating import Estimate, Measured, estimate, trimmed_mean
 from rlctl.baselines.file import WARMUP, Baseline
 from rlctl.baselines.record import COUNTS, RESULTS, Record, Step
 
@@ -34,18 +28,13 @@ EFFECT = 0.10
 """The slow-down that must not be missed, as a fraction of the time; an estimate below half of it is none."""
 SMALLEST = EFFECT / 2
 SMALLEST_SCORE = 0.05
-LEVEL = 0.98
-"""Of the intervals: three times are judged in every run, and twenty unchanged ones should raise no alarm."""
 MIN_WINDOW = 8
 """Steps after the warm-up that a judgement needs: of fewer, a fifth trimmed at each end leaves too little."""
-TRIM = 0.2
-RUN_SPREAD = 0.015
+RUN_SPREAD = 0.03
 """Standard deviation of a run as a whole, as a fraction of its time, with one thread: what is believed before the
 baseline's runs are seen. benchmarks/baseline_trials.py puts it to the test."""
 RUN_SPREAD_UNPAIRED = 0.15
 """The same for seconds without a reference beside them: such a machine drifts by a third within an hour."""
-RUN_SPREAD_WEIGHT = 6
-"""How many runs' worth of knowledge that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +142,39 @@ class Pairs:
                     return number, before, now
         return None
 
+    def estimate(
+        self,
+        figure: Callable[[Step], float | None],
+        *,
+        spread: float,
+        lasting: float = 0.0,
+        beside: Callable[[Step], Sequence[float]] = lambda _: (),
+    ) -> Estimate | None:
+        """How much more the exponential of `figure` is now, allowing for what stood `beside` it.
+
+        None where a step has no such figure.
+        """
+        before, now = (_measured(runs, self.window, figure, beside) for runs in (self.before, self.now))
+        return estimate(before, now, spread=spread, lasting=lasting) if before and now else None
+
 
 def _by_number(run: Record) -> dict[int, Step]:
     return {step.step: step for step in run.steps}
+
+
+def _measured(
+    runs: Sequence[Mapping[int, Step]],
+    window: Sequence[int],
+    figure: Callable[[Step], float | None],
+    beside: Callable[[Step], Sequence[float]],
+) -> list[Measured]:
+    """None of them where a step has no such figure."""
+    steps = [[run[number] for number in window] for run in runs]
+    figures = [[value for step in of if (value := figure(step)) is not None] for of in steps]
+    if any(len(values) < len(window) for values in figures):
+        return []
+    circumstances = [[trimmed_mean(values).value for values in zip(*map(beside, of), strict=True)] for of in steps]
+    return [Measured(*both) for both in zip(figures, circumstances, strict=True)]
 
 
 def _count(words: str, name: str, pairs: Pairs) -> Finding:
@@ -164,7 +183,7 @@ def _count(words: str, name: str, pairs: Pairs) -> Finding:
 
     if pairs.repeatable(figure):
         return _exact(words, figure, pairs)
-    shares = Paired(pairs, lambda step: math.log(figure(step)) if figure(step) else None, spread=0.0).estimate()
+    shares = pairs.estimate(lambda step: math.log(figure(step)) if figure(step) else None, spread=0.0)
     if shares is None:
         return Finding(words, "inconclusive", "some steps have none")
     why = f"the baseline's own runs differ; {_percent(shares)}"
@@ -221,23 +240,42 @@ def _mean_scores(runs: Sequence[Mapping[int, Step]], window: Sequence[int]) -> d
     return {place: fmean(values) for place, values in found.items()}
 
 
-WORK: Mapping[str, tuple[str, Callable[[Step], float | None]]] = {
-    "update": ("update (MFU)", lambda step: step.flops_update),
-    "sampling": ("sampling (sampled tok/s)", lambda step: step.sampled_tokens),
-    "step": ("whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens),
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
+
+    `waiting` is how it feels seconds that it waited for a processor, of its own: an update finds its caches cold
+    however long that was, sampling colder the longer it was. `lasting` (see `estimating.py`) is of a machine where a
+    phase waits for as long as it works; where nothing waits there is no neighbour that could last.
+    """
+
+    words: str
+    work: Callable[[Step], float | None]
+    waiting: Callable[[float], float]
+    lasting: float
+
+
+PHASES: Mapping[str, Phase] = {
+    "update": Phase("update (MFU)", lambda step: step.flops_update, math.log1p, 0.0),
+    "sampling": Phase("sampling (sampled tok/s)", lambda step: step.sampled_tokens, float, 0.8),
+    "step": Phase("whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens, float, 0.0),
 }
 
 
 def _speeds(pairs: Pairs) -> Iterator[Finding]:
     paired = all(step.reference for run in (*pairs.before, *pairs.now) for step in run.values())
-    for phase, (words, work) in WORK.items():
-        spread = RUN_SPREAD if paired else RUN_SPREAD_UNPAIRED
-        estimate = Paired(pairs, partial(cost, phase=phase, work=work), spread=spread).estimate()
-        if estimate is None:
-            yield Finding(words, "inconclusive", "some steps took no time that could be measured, or did no work")
+    spread = RUN_SPREAD if paired else RUN_SPREAD_UNPAIRED
+    for name, phase in PHASES.items():
+        figure = partial(cost, phase=name, work=phase.work)
+        beside = partial(circumstances, phase=name, waiting=phase.waiting)
+        lasting = phase.lasting * min(1.0, _waited_most(pairs, name))
+        more = pairs.estimate(figure, spread=spread, lasting=lasting, beside=beside)
+        if more is None:
+            why = "some steps took no time that could be measured, or did no work"
+            yield Finding(phase.words, "inconclusive", why)
             continue
         alone = "" if paired else "; no reference work beside it, so an hour's drift counts as noise"
-        yield Finding(words, _speed_outcome(estimate), _percent(estimate) + alone, *estimate)
+        yield Finding(phase.words, _speed_outcome(more), _percent(more) + alone, *more)
 
 
 def _not_all_alike(speeds: list[Finding]) -> list[Finding]:
@@ -249,87 +287,43 @@ def _not_all_alike(speeds: list[Finding]) -> list[Finding]:
 
 
 def cost(step: Step, *, phase: str, work: Callable[[Step], float | None]) -> float | None:
-    """Logarithm of the own seconds a unit of work, over the reference's beside it where there is one."""
+    """Logarithm of the own seconds a unit of work, over the reference work's beside it where there is some."""
     seconds, units = step.seconds.get(phase, 0.0), work(step)
-    if not units or seconds <= 0:
-        return None
-    readings = step.reference.get(phase) or [value for of in step.reference.values() for value in of] or [1.0]
-    return math.log(seconds / units) - fmean(map(math.log, readings))
+    return math.log(seconds / units) - reading(step) if units and seconds > 0 else None
 
 
-def _speed_outcome(estimate: Estimate) -> Outcome:
-    if estimate.low > 0 and estimate.value >= SMALLEST:
-        return "regression"
-    return "pass" if estimate.high < EFFECT else "inconclusive"
+def reading(step: Step) -> float:
+    """Logarithm of what the reference work took in this step, both kinds alike; 0 where there is none.
 
-
-def _percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:+.1f} % ({100 * estimate.low:+.1f} to {100 * estimate.high:+.1f} %)"
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """How much more, as a fraction, with the ends of the interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (self.value, self.low, self.high)
-
-
-class Paired:
-    """A figure of every step in the window, now against the baseline's runs in the same step, in logarithms.
-
-    Of the baseline's runs it is the median: what one of them met in that step is not what the step costs.
-
-    `spread` is what is believed of the standard deviation of whole runs before seeing any.
+    What a neighbour takes from a phase lies between what it takes from products of thousands of tokens and from steps
+    of a few rows, for an update as for sampling (docs/smoke.md has the figures).
     """
-
-    def __init__(self, pairs: Pairs, figure: Callable[[Step], float | None], *, spread: float) -> None:
-        self.before = [[figure(run[number]) for number in pairs.window] for run in pairs.before]
-        self.now = [[figure(run[number]) for number in pairs.window] for run in pairs.now]
-        self.spread = spread
-
-    def estimate(self) -> Estimate | None:
-        """None where a step has no such figure."""
-        before, now = _whole(self.before), _whole(self.now)
-        if before is None or now is None:
-            return None
-        usual = [median(values) for values in zip(*before, strict=True)]
-        mine = [fmean(values) for values in zip(*now, strict=True)]
-        centre, error, freedom = trimmed_mean([a - b for a, b in zip(mine, usual, strict=True)])
-        runs = self._spread_of_runs(before, usual) * math.sqrt(1 / len(now) + 1 / len(before))
-        reach = t_quantile((1 + LEVEL) / 2, freedom) * math.hypot(error, runs)
-        return Estimate(*(math.expm1(value) for value in (centre, centre - reach, centre + reach)))
-
-    def _spread_of_runs(self, before: Sequence[Sequence[float]], usual: Sequence[float]) -> float:
-        """Beyond what their steps explain, which is in the error of the mean already."""
-        apart = [trimmed_mean([a - b for a, b in zip(run, usual, strict=True)]) for run in before]
-        seen = max(0.0, sum(centre**2 - error**2 for centre, error, _ in apart))
-        known = RUN_SPREAD_WEIGHT * self.spread**2 + seen
-        return math.sqrt(known / (RUN_SPREAD_WEIGHT + len(before) - 1))
+    kinds = [fmean(map(math.log, readings)) for readings in step.reference.values()]
+    return fmean(kinds) if kinds else 0.0
 
 
-def _whole(rows: Sequence[Sequence[float | None]]) -> list[list[float]] | None:
-    known = [[value for value in row if value is not None] for row in rows]
-    return known if [len(row) for row in known] == [len(row) for row in rows] else None
+def circumstances(step: Step, *, phase: str, waiting: Callable[[float], float]) -> tuple[float, float]:
+    """What the reference work took, as a logarithm, and what the phase felt of waiting for a processor."""
+    return reading(step), waiting(waited(step, phase))
 
 
-def trimmed_mean(values: Sequence[float]) -> tuple[float, float, int]:
-    """(mean without a fifth at each end, its standard error, degrees of freedom)."""
-    ordered, cut = sorted(values), int(TRIM * len(values))
-    kept = ordered[cut : len(ordered) - cut]
-    winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
-    middle = fmean(winsorised)
-    variance = sum((value - middle) ** 2 for value in winsorised) / (len(winsorised) - 1)
-    error = math.sqrt(variance / len(values)) / (1 - 2 * cut / len(values))
-    return fmean(kept), error, len(kept) - 1
+def waited(step: Step, phase: str) -> float:
+    """Seconds that the phase waited for a processor, a second of its own."""
+    own, wall = step.seconds.get(phase, 0.0), step.wall.get(phase, 0.0)
+    return max(0.0, wall / own - 1) if own > 0 else 0.0
 
 
-def t_quantile(level: float, freedom: int) -> float:
-    """Student's t from the normal: Abramowitz & Stegun 26.7.5, within 1 % from 4 degrees of freedom on."""
-    z = NormalDist().inv_cdf(level)
-    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
+def _waited_most(pairs: Pairs, phase: str) -> float:
+    """On the side that waited for longer."""
+    sides = ([waited(run[n], phase) for run in runs for n in pairs.window] for runs in (pairs.before, pairs.now))
+    return max(trimmed_mean(values).value for values in sides)
+
+
+def _speed_outcome(more: Estimate) -> Outcome:
+    if more.low > 0 and more.value >= SMALLEST:
+        return "regression"
+    return "pass" if more.high < EFFECT else "inconclusive"
+
+
+def _percent(more: Estimate) -> str:
+    return f"{100 * more.value:+.1f} % ({100 * more.low:+.1f} to {100 * more.high:+.1f} %)"

@@ -1,33 +1,35 @@
 """The own seconds of a run's phases, and reference work right before and after those that are judged.
 
-What the machine gives changes within a second, so a phase is compared with readings that touch it, not with one a step.
+What the machine gives changes within a second, so a phase is compared with readings that touch it, not with one a step;
+and it is not the same for every kind of work, so each phase has readings of its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from rlctl.backends.base import AnyBackend
 from rlctl.baselines.clock import own_seconds, read_clocks
 from rlctl.perf import Stopwatch
+from rlctl.types import JudgedPhase
 
-WANTED_S = 0.06
+WANTED_S = 0.03
 """Own seconds of a reading of the reference work: a third of a phase of a tiny model, nothing beside a large one."""
 MOST = 2**16
-JUDGED = {"gen": "sampling", "update_actor": "update"}
+JUDGED: Mapping[str, JudgedPhase] = {"gen": "sampling", "update_actor": "update"}
 """Phases with readings around them."""
-MOMENTARY = frozenset({"update_weights"})
-"""Phases after which a reading is as good as before."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """What a step cost: own seconds by phase, and the readings, own seconds a repetition, around each judged one."""
+    """What a step cost: own and wall seconds by phase, and the readings, own seconds a repetition, around each judged
+    one."""
 
     phases: dict[str, float] = field(default_factory=dict)
+    wall: dict[str, float] = field(default_factory=dict)
     reference: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -35,11 +37,11 @@ class Meter:
     """Times a run; see `outcome.Meter`."""
 
     def __init__(self, backend: AnyBackend) -> None:
-        self._reference = ReferenceWork(backend)
+        self._references = {phase: ReferenceWork(backend, like=phase) for phase in JUDGED.values()}
         self._watches: list[MeteredStopwatch] = []
 
     def stopwatch(self) -> MeteredStopwatch:
-        self._watches.append(MeteredStopwatch(self._reference))
+        self._watches.append(MeteredStopwatch(self._references))
         return self._watches[-1]
 
     def spent(self) -> float:
@@ -47,29 +49,24 @@ class Meter:
 
     def steps(self) -> list[StepClock]:
         """One for each step that was begun."""
-        return [StepClock(dict(watch.own), dict(watch.reference)) for watch in self._watches]
+        return [StepClock(dict(watch.own), dict(watch.seconds), dict(watch.reference)) for watch in self._watches]
 
 
 class ReferenceWork:
     """Readings of what a repetition of the backend's reference work takes; None where it has none."""
 
-    def __init__(self, backend: AnyBackend) -> None:
+    def __init__(self, backend: AnyBackend, *, like: JudgedPhase) -> None:
         self._backend = backend
+        self._like: JudgedPhase = like
         self._repetitions = 0
         self._exists = True
-        self._last: float | None = None
 
     async def reading(self) -> float | None:
-        """The last one, if nothing has happened since."""
-        if self._last is None and self._exists:
-            if not self._repetitions:
-                await self._choose_repetitions()
-            seconds = await self._seconds(self._repetitions)
-            self._last = seconds / self._repetitions if self._exists else None
-        return self._last
-
-    def outdated(self) -> None:
-        self._last = None
+        if not self._repetitions:
+            await self._choose_repetitions()
+        if not self._exists:
+            return None
+        return await self._seconds(self._repetitions) / self._repetitions
 
     async def _choose_repetitions(self) -> None:
         """So many that a reading takes WANTED_S; those on the way are its warm-up."""
@@ -80,20 +77,20 @@ class ReferenceWork:
 
     async def _seconds(self, repetitions: int) -> float:
         before = read_clocks()
-        self._exists = await self._backend.reference_work(repetitions)
+        self._exists = await self._backend.reference_work(repetitions, like=self._like)
         return own_seconds(before, read_clocks())
 
 
 class MeteredStopwatch(Stopwatch):
     """A stopwatch that keeps own seconds beside those of the wall, and readings around the phases that are judged."""
 
-    def __init__(self, reference: ReferenceWork) -> None:
+    def __init__(self, references: Mapping[JudgedPhase, ReferenceWork]) -> None:
         super().__init__()
         self.own: dict[str, float] = {}
         self.reference: dict[str, tuple[float, ...]] = {}
         self.spent = 0.0
         """Seconds of the wall that the readings took."""
-        self._reference = reference
+        self._references = references
 
     @asynccontextmanager
     async def __call__(self, phase: str) -> AsyncIterator[None]:
@@ -102,16 +99,14 @@ class MeteredStopwatch(Stopwatch):
         async with super().__call__(phase):
             yield
         self.own[phase] = self.own.get(phase, 0.0) + own_seconds(before, read_clocks())
-        if phase not in MOMENTARY:
-            self._reference.outdated()
         await self._read(phase)
 
     async def _read(self, phase: str) -> None:
-        if phase not in JUDGED:
+        name = JUDGED.get(phase)
+        if name is None:
             return
         start = time.perf_counter()
-        reading = await self._reference.reading()
+        reading = await self._references[name].reading()
         self.spent += time.perf_counter() - start
         if reading is not None:
-            name = JUDGED[phase]
             self.reference[name] = (*self.reference.get(name, ()), reading)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.baselines.clock import sees_waiting
-from rlctl.baselines.meter import StepClock
+from rlctl.baselines.meter import JUDGED, StepClock
 from rlctl.checkpoints.state import versions
 from rlctl.config import dump
 from rlctl.outcome import Outcome
@@ -34,8 +34,9 @@ RESULTS = {"score": "score", "loss": "loss", "grad norm": "grad_norm"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. Counts are of the whole step; seconds are own ones (`clock.py`); `reference` are those of a
-    repetition of the reference work around each phase, empty where the backend has none."""
+    """One step. Counts are of the whole step; `seconds` are own ones (`clock.py`), `wall` those with what was waited
+    for a processor; `reference` are own ones of a repetition of the reference work around each phase, empty where the
+    backend has none."""
 
     step: int
     flops_update: float | None
@@ -49,6 +50,7 @@ class Step:
     tflops: float | None
     tokens_per_s: float | None
     seconds: dict[str, float]
+    wall: dict[str, float]
     reference: dict[str, tuple[float, ...]]
     scores: dict[str, float]
     """By problem, the mean score of its completions."""
@@ -78,7 +80,6 @@ def record_of(prepared: Prepared, outcome: Outcome, clocks: Sequence[StepClock])
 
 
 def _step(report: StepReport, metrics: Metrics, clock: StepClock, *, task: str) -> Step:
-    own = clock.phases
     return Step(
         step=report.step,
         flops_update=_number(metrics["perf/flops/actor"]),
@@ -91,10 +92,16 @@ def _step(report: StepReport, metrics: Metrics, clock: StepClock, *, task: str) 
         mfu=metrics["perf/mfu/actor"],
         tflops=metrics["perf/tflops_per_device"],
         tokens_per_s=metrics["perf/tokens_per_s"],
-        seconds={"update": own.get("update_actor", 0.0), "sampling": own.get("gen", 0.0), "step": sum(own.values())},
+        seconds=_judged(clock.phases),
+        wall=_judged(clock.wall),
         reference=clock.reference,
         scores=_scores(report, task),
     )
+
+
+def _judged(phases: Mapping[str, float]) -> dict[str, float]:
+    named: dict[str, float] = {name: phases.get(phase, 0.0) for phase, name in JUDGED.items()}
+    return named | {"step": sum(phases.values())}
 
 
 def _scores(report: StepReport, task: str) -> dict[str, float]:

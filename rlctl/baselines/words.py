@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlctl.baselines.estimating import LEVEL, trimmed_mean
 from rlctl.baselines.file import WARMUP, Baseline
-from rlctl.baselines.judging import EFFECT, LEVEL, SMALLEST, Finding, Judgement, trimmed_mean
+from rlctl.baselines.judging import EFFECT, SMALLEST, Finding, Judgement
 from rlctl.baselines.record import Record
 
 VERDICTS: Mapping[str, str] = {
@@ -76,5 +77,5 @@ def _run_words(run: Record) -> str:
     for name, unit, scale in (("mfu", "% MFU", 100.0), ("tokens_per_s", "tok/s", 1.0), ("score", "score", 1.0)):
         values = [value for step in steps if (value := getattr(step, name)) is not None]
         if values:
-            words.append(f"{scale * trimmed_mean(values)[0]:.4g} {unit}")
+            words.append(f"{scale * trimmed_mean(values).value:.4g} {unit}")
     return f"{len(run.steps)} steps, " + ", ".join(words or ["no figures"])

@@ -13,18 +13,22 @@ from rlctl.commands import options
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.baselines.file import Baseline
+    from rlctl.baselines.judging import Judgement
     from rlctl.config import Loaded
     from rlctl.smoke_run import SmokeRun
     from rlctl.smoke_table import Style
 
 
 SMOKE_STEPS = 6
-BASELINE_STEPS = 48
+BASELINE_STEPS = 10
+"""Of each run: beyond these, what runs differ by as wholes is the larger part of what is not known."""
+BASELINE_RUNS = 15
+"""More than are judged by it later, since it is written once."""
+JUDGED_RUNS = 7
 """Enough for a slow-down of a tenth to stand out from the noise of a machine that others use."""
-BASELINE_RUNS = 3
 
 BaselineFile = Annotated[
-    Path | None, typer.Option("--baseline", metavar="FILE", help="Judge the run against the baseline in that file.")
+    Path | None, typer.Option("--baseline", metavar="FILE", help="Judge the runs against the baseline in that file.")
 ]
 WriteBaseline = Annotated[
     Path | None,
@@ -32,14 +36,14 @@ WriteBaseline = Annotated[
 ]
 Runs = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs, each in a process of its own; 3 for --write-baseline, else 1."),
+    typer.Option(min=1, help="Runs, each in a process of its own; 15 for --write-baseline, 7 for --baseline, else 1."),
 ]
 
 
 def smoke(
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps to run; 6, 48 for a baseline, unless you set trainer.steps."),
+        typer.Option(min=1, help="Steps to run; 6, 10 for a baseline, unless you set trainer.steps."),
     ] = None,
     preset: options.Preset = "smoke",
     variant: options.Variant = None,
@@ -56,13 +60,13 @@ def smoke(
 ) -> None:
     """Run a few steps, print MFU, loss and score of each, and say whether training works here.
 
-    Reads the preset, its data, its model and the baseline. Writes the baseline when --write-baseline names it, else no
-    file.
+    Reads the preset, its data, its model and the baseline. Writes a baseline when --write-baseline names it, else no
+    file; with --baseline beside it, the new one holds the runs of the old one too.
 
-    Exit code 0 only when every check of the verdict holds, 4 when one does not. With --baseline also 4 when the run is
-    worse than the baseline or does something else, and 5 when that cannot be told.
+    Exit code 0 only when every check of the verdict holds, 4 when one does not. With --baseline also 4 when the runs
+    are worse than the baseline or do something else, and 5 when that cannot be told.
 
-    Example: rlctl smoke --runs 3 --write-baseline smoke-baseline.json
+    Example: rlctl smoke --write-baseline smoke-baseline.json
     """
     job = _job(steps=steps, runs=runs, baseline=baseline, write_baseline=write_baseline)
     sources = {"preset": preset, "variant": variant, "config": config, "backend": backend, "assignments": assignments}
@@ -102,13 +106,8 @@ def _job(*, steps: int | None, runs: int | None, baseline: Path | None, write_ba
     from rlctl.baselines import file
     from rlctl.errors import ConfigError
 
-    if baseline is not None and write_baseline is not None:
-        raise ConfigError(
-            "--baseline judges by a file and --write-baseline writes one: take one of the two.",
-            hint="write first, judge later runs by it.",
-        )
     if write_baseline is not None:
-        if runs == 1:
+        if runs == 1 and baseline is None:
             raise ConfigError(
                 "--write-baseline needs --runs of at least 2: one run does not show how much runs differ.",
                 hint=f"leave --runs out, which takes {BASELINE_RUNS}.",
@@ -116,8 +115,8 @@ def _job(*, steps: int | None, runs: int | None, baseline: Path | None, write_ba
         file.must_be_writable(write_baseline)
     known = file.read(baseline) if baseline is not None else None
     usual = SMOKE_STEPS if write_baseline is None else BASELINE_STEPS
-    num_runs = runs or (BASELINE_RUNS if write_baseline else 1)
-    return _Job(steps, known.num_steps if known else usual, num_runs, known, write_baseline)
+    usual_runs = BASELINE_RUNS if write_baseline else JUDGED_RUNS if baseline else 1
+    return _Job(steps, known.num_steps if known else usual, runs or usual_runs, known, write_baseline)
 
 
 def _load(job: _Job, sources: dict[str, Any]) -> Loaded:
@@ -200,13 +199,28 @@ def _conclude(job: _Job, shown: Sequence[SmokeRun], *, style: Style) -> int:
     if job.baseline is not None and not early:
         judgement = judging.judge(job.baseline, records)
     works = smoke_table.passed(checks)
-    if job.write_baseline is not None and not early and works:
-        written = file.Baseline(tuple(records))
+    obstacle = _obstacle(judgement, ended=bool(early), works=works)
+    if job.write_baseline is not None and not obstacle:
+        written = file.Baseline((*(job.baseline.runs if job.baseline else ()), *records))
         file.write(job.write_baseline, written)
     beside = smoke_table.Beside(records, shown[0].unread, judgement, written, str(job.write_baseline))
     display.say(smoke_table.render(shown[0].metrics, checks, shown[0].info, style=style, beside=beside))
-    if job.write_baseline is not None and written is None:
-        display.tell(f"note: {job.write_baseline} was not written: the run {'was ended' if early else 'does not work'}")
+    if job.write_baseline is not None and obstacle:
+        display.tell(f"note: {job.write_baseline} was not written: {obstacle}")
     if early or not works:
         return early or 4
-    return judgement.exit_code if judgement else 0
+    return judgement.exit_code if judgement and not written else 0
+
+
+def _obstacle(judgement: Judgement | None, *, ended: bool, works: bool) -> str:
+    """Why runs make no baseline, or none together with those that they were judged by. Slower ones do: a neighbour may
+    have come, and that is what a baseline of several sittings is for."""
+    if ended:
+        return "the run was ended"
+    if not works:
+        return "the run does not work"
+    if judgement is None:
+        return ""
+    changed = any(finding.outcome == "changed" for finding in judgement.findings)
+    other = changed or judgement.differences or judgement.notes
+    return "the runs do something else than those of the baseline, or are of another rlctl" if other else ""

@@ -9,6 +9,7 @@ import pytest
 
 from rlctl.baselines.clock import Reading, net, own_seconds, read_clocks, sees_waiting
 from rlctl.baselines.meter import Meter, ReferenceWork
+from rlctl.types import JudgedPhase
 from tests.fakes import FakeBackend, FakeSettings
 
 START = Reading(0.0, {1: (0.0, 0.0), 2: (0.0, 0.0), 3: (0.0, 0.0)})
@@ -48,23 +49,23 @@ def test_linux_tells_what_threads_waited() -> None:
 class WithReference(FakeBackend):
     """Counts the repetitions that it is asked for."""
 
-    async def reference_work(self, repetitions: int) -> bool:
-        self.calls.append(f"reference {repetitions}")
+    async def reference_work(self, repetitions: int, *, like: JudgedPhase) -> bool:
+        self.calls.append(f"{like} {repetitions}")
         await asyncio.sleep(0.01 * repetitions)
         return True
 
 
-def test_a_reading_is_kept_until_something_happens() -> None:
-    async def readings() -> tuple[float | None, float | None, float | None]:
-        work = ReferenceWork(WithReference(FakeSettings(), None))
-        first, again = await work.reading(), await work.reading()
-        work.outdated()
-        return first, again, await work.reading()
+def test_repetitions_are_chosen_once_for_readings_of_a_twentieth_of_a_second() -> None:
+    backend = WithReference(FakeSettings(), None)
 
-    first, again, later = asyncio.run(readings())
-    assert first == again
-    assert first is not None
-    assert later not in (None, first)
+    async def readings() -> list[float | None]:
+        work = ReferenceWork(backend, like="sampling")
+        return [await work.reading(), await work.reading()]
+
+    per_repetition = asyncio.run(readings())
+    # 0.01 and 0.02 s are short of 0.028, 0.04 s is enough; then two readings.
+    assert backend.calls == ["sampling 1", "sampling 2", "sampling 4", "sampling 4", "sampling 4"]
+    assert per_repetition == pytest.approx([0.01, 0.01], rel=0.5)
 
 
 def test_judged_phases_have_readings_before_and_after_and_others_none() -> None:
@@ -80,8 +81,8 @@ def test_judged_phases_have_readings_before_and_after_and_others_none() -> None:
     (clock,) = meter.steps()
     assert {phase: len(readings) for phase, readings in clock.reference.items()} == {"sampling": 2, "update": 2}
     assert set(clock.phases) == {"gen", "reward", "old_log_prob", "update_actor", "update_weights"}
-    # The readings of 0.06 s and more are not in the phases of 0.002 s, and are told.
-    assert meter.spent() > 3 * 0.06
+    # The readings of 0.04 s and more are not in the phases of 0.002 s, and are told.
+    assert meter.spent() > 4 * 0.04
     assert max(clock.phases.values()) < meter.spent() / 3
 
 

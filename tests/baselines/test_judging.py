@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlctl.baselines.judging import Finding, Judgement, judge, t_quantile, trimmed_mean
+from rlctl.baselines.file import Baseline
+from rlctl.baselines.judging import Finding, Judgement, judge
 from rlctl.baselines.record import Record
 from rlctl.baselines.words import comparison_line
-from tests.baselines.synthetic import KEY, RECIPE, baseline, run
+from tests.baselines.synthetic import KEY, RECIPE, baseline, run, several
 
 
 def finding(judgement: Judgement, metric: str) -> Finding:
@@ -22,18 +23,41 @@ def with_key(record: Record, **changed: Any) -> Record:
 
 
 def test_an_update_a_tenth_slower_is_a_regression_in_nine_of_ten_trials() -> None:
-    called = [judge(baseline(first_seed=100 * i), [run(100 * i + 50, update=1.1)]).outcome for i in range(20)]
-    assert called.count("regression") >= 18
+    called = [judge(baseline(first_seed=100 * i), several(100 * i + 50, update=1.1)).outcome for i in range(30)]
+    assert called.count("regression") >= 27
 
 
-def test_no_unchanged_run_is_a_regression() -> None:
-    called = [judge(baseline(first_seed=100 * i), [run(100 * i + 50)]).outcome for i in range(60)]
+def test_no_unchanged_runs_are_a_regression() -> None:
+    called = [judge(baseline(first_seed=100 * i), several(100 * i + 50)).outcome for i in range(30)]
     assert "regression" not in called
-    assert called.count("pass") >= 40
+    assert called.count("pass") >= 20
+
+
+def test_one_run_alone_is_no_regression_and_mostly_inconclusive() -> None:
+    called = [judge(baseline(first_seed=100 * i), [run(100 * i + 50)]).outcome for i in range(30)]
+    assert "regression" not in called
+    assert called.count("inconclusive") >= 20
+
+
+def test_what_waiting_for_a_processor_costs_is_learnt_from_the_runs_and_not_called_slower() -> None:
+    loaded = Baseline(tuple(run(i, waited=i / 5, whole=0.005) for i in range(15)))
+    crowded = [run(50 + i, waited=4.0, whole=0.005) for i in range(7)]
+    update = finding(judge(loaded, crowded), "update")
+    # 5 ** 0.1 is 1.17, where the baseline's runs are 1.09 in the middle.
+    assert update.value == pytest.approx(0.0, abs=0.03)
+    assert update.outcome != "regression"
+    blind = [replace(each, steps=tuple(replace(s, wall=s.seconds) for s in each.steps)) for each in crowded]
+    assert (finding(judge(loaded, blind), "update").value or 0.0) > 0.05
+
+
+def test_phases_that_all_slow_down_alike_are_doubted() -> None:
+    judgement = judge(baseline(), several(50, update=1.2, sampling=1.2))
+    assert judgement.outcome == "inconclusive"
+    assert "every phase alike" in finding(judgement, "update").why
 
 
 def test_a_regression_says_how_large_and_how_sure() -> None:
-    judgement = judge(baseline(), [run(9, update=1.2, noise=0.03)])
+    judgement = judge(baseline(), several(50, update=1.2))
     update = finding(judgement, "update")
     assert update.value is not None
     assert update.low is not None
@@ -41,30 +65,30 @@ def test_a_regression_says_how_large_and_how_sure() -> None:
     assert 0 < update.low < update.value < update.high
     assert update.value == pytest.approx(0.2, abs=0.05)
     assert judgement.exit_code == 4
-    assert f"regression - update (MFU) {100 * update.value:+.1f} %" in comparison_line(judgement, num_runs=1)
+    assert f"regression - update (MFU) {100 * update.value:+.1f} %" in comparison_line(judgement, num_runs=7)
 
 
 def test_only_the_phase_that_changed_is_blamed() -> None:
-    judgement = judge(baseline(), [run(9, sampling=1.2, noise=0.03)])
+    judgement = judge(baseline(), several(50, sampling=1.2))
     assert finding(judgement, "update").outcome == "pass"
     assert finding(judgement, "sampling").outcome == "regression"
 
 
 def test_a_faster_run_passes() -> None:
-    judgement = judge(baseline(), [run(9, update=0.8, noise=0.03)])
+    judgement = judge(baseline(), several(50, update=0.8, sampling=0.8))
     assert judgement.outcome == "pass"
     assert judgement.exit_code == 0
 
 
 def test_a_band_wider_than_the_effect_is_inconclusive() -> None:
-    judgement = judge(baseline(noise=0.8, steps=10), [run(9, noise=0.8, steps=10)])
+    judgement = judge(baseline(noise=0.8, steps=10), several(50, noise=0.8, steps=10))
     assert judgement.outcome == "inconclusive"
     assert judgement.exit_code == 5
 
 
 def test_more_runs_narrow_the_interval() -> None:
     def width(runs: int) -> float:
-        update = finding(judge(baseline(), [run(20 + i) for i in range(runs)]), "update")
+        update = finding(judge(baseline(), several(50, runs=runs)), "update")
         assert update.high is not None
         assert update.low is not None
         return update.high - update.low
@@ -74,7 +98,7 @@ def test_more_runs_narrow_the_interval() -> None:
 
 def test_seconds_without_a_reference_are_judged_as_drifting() -> None:
     bare = [replace(each, steps=tuple(replace(s, reference={}) for s in each.steps)) for each in baseline().runs]
-    judgement = judge(replace(baseline(), runs=tuple(bare)), [bare[0]])
+    judgement = judge(replace(baseline(), runs=tuple(bare)), bare)
     assert finding(judgement, "update").outcome == "inconclusive"
     assert "no reference work beside it" in finding(judgement, "update").why
 
@@ -102,15 +126,15 @@ def test_on_another_rlctl_the_score_is_judged_by_problem() -> None:
     assert not judgement.differences
     assert judgement.notes == ("versions.rlctl: '0.1.0' in the baseline, '0.2.0' now; that is what is compared",)
     score = finding(judgement, "score")
-    # Half of all problems were solved before, none now, over 62 steps of 4.
+    # Half of all problems were solved before, none now, over 8 steps of 4.
     assert (score.outcome, score.value) == ("regression", -0.5)
-    assert "over 248 problems" in score.why
+    assert "over 32 problems" in score.why
 
 
 def test_where_the_baseline_does_not_repeat_itself_its_score_is_judged_by_problem() -> None:
     other = run(1, score=lambda number: 0.5 + 0.01 * (number % 2))
     mixed = replace(baseline(), runs=(run(0), other))
-    assert finding(judge(mixed, [run(9)]), "score").why.startswith("+0.000 over 248 problems")
+    assert finding(judge(mixed, [run(9)]), "score").why.startswith("+0.000 over 32 problems")
 
 
 @pytest.mark.parametrize(
@@ -148,15 +172,3 @@ def test_too_few_steps_are_not_judged() -> None:
     judgement = judge(baseline(), [run(9, steps=9)])
     assert judgement.outcome == "inconclusive"
     assert "7 steps after 2 of warm-up are too few, 8 are needed" in judgement.findings[0].why
-
-
-def test_a_trimmed_mean_and_its_error_by_hand() -> None:
-    # A fifth of ten are two: 3..8 are kept, mean 5.5. Winsorised: 3 3 3 4 5 6 7 8 8 8, mean 5.5, squares 42.5.
-    mean, error, freedom = trimmed_mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 1000])
-    assert (mean, freedom) == (5.5, 5)
-    assert error == pytest.approx((42.5 / 9 / 10) ** 0.5 / 0.6)
-
-
-@pytest.mark.parametrize(("freedom", "expected"), [(4, 4.604), (10, 3.169), (30, 2.750), (100, 2.626)])
-def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, expected: float) -> None:
-    assert t_quantile(0.995, freedom) == pytest.approx(expected, rel=0.02)

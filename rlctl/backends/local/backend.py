@@ -35,6 +35,7 @@ from rlctl.types import (
     BackendInfo,
     Completion,
     JobSpec,
+    JudgedPhase,
     LogProbs,
     LossSpec,
     LossStats,
@@ -209,12 +210,12 @@ class LocalBackend(Backend[LocalSettings]):
             raise BackendError(f"{len(stale)} weights of the sampler are not the trainer's: {', '.join(stale[:5])}.")
         return SyncReport(len(expected), len(written), self.optimizer.version)
 
-    async def reference_work(self, repetitions: int) -> bool:
+    async def reference_work(self, repetitions: int, *, like: JudgedPhase) -> bool:
         def work() -> bool:
             policy = self.policy
             if self._reference_work is None:
                 self._reference_work = Reference(policy.causal_lm.config, device=policy.device, dtype=policy.dtype)
-            self._reference_work.work(repetitions)
+            self._reference_work.work(repetitions, like=like)
             return True
 
         return await self._run(work)
