@@ -1,20 +1,23 @@
 """Does every algorithm learn? The embedded preset by each, over several seeds; prints a table, a ratio line last.
 
-    python benchmarks/algorithms.py [--seeds 3] [--runs N] [--only NAME ...] [--plot docs/images/algorithms.png]
+    python benchmarks/algorithms.py [--seeds 3] [--runs N] [--only NAME ...] [--whole] [--plot docs/images/algorithms.png]
 
 Each run is `rlctl train --preset gsm8k-grpo --variant embedded --seed S` with the settings of its algorithm, in a
 process of its own. What it finds is kept in benchmarks/algorithms.json at once, so that it may be stopped and begun
 again; --runs bounds how many runs are made this time, 0 only prints and plots. An algorithm has learned at the first
-step at which the score, over that step and the four before it, is 0.8; it passes within twice the default's steps.
+step at which the score, over that step and the four before it, is 0.8; it passes within twice the default's steps. A
+run ends where it has learned, unless --whole is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -63,13 +66,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=10**9)
     parser.add_argument("--only", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
     curves: Curves = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     # All algorithms once, before any of them twice.
     todo = [(name, str(s)) for s in range(asked.seeds) for name in asked.only if str(s) not in curves.get(name, {})]
     for name, seed in todo[: asked.runs]:
-        curves.setdefault(name, {})[seed] = scores(name, seed)
+        curves.setdefault(name, {})[seed] = scores(name, seed, whole=asked.whole)
         keep(curves)
         print(f"{name}, seed {seed}: 0.8 at step {learned(curves[name][seed])}", flush=True)
     report(curves)
@@ -77,15 +81,27 @@ def main() -> None:
         plot(curves, asked.plot)
 
 
-def scores(name: str, seed: str) -> list[float]:
-    """The score of each step of one run."""
+def scores(name: str, seed: str, *, whole: bool) -> list[float]:
+    """The score of each step of one run, to its end or until it has learned."""
     settings = {"trainer.eval_freq": "0", "trainer.save_freq": "0", **ALGORITHMS[name]}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "rlctl", "train", "--preset", "gsm8k-grpo", "--variant", "embedded"]
         command += ["--seed", seed, "--name", "run", "--set", f"run.dir={folder}"]
         command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
+        file = Path(folder) / "run/metrics.jsonl"
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+            while run.poll() is None:
+                time.sleep(0.5)
+                if not whole and learned(read(file)) is not None:
+                    run.kill()
+            if run.returncode not in (0, -signal.SIGKILL):
+                raise SystemExit(f"{name}, seed {seed}: rlctl train ended with exit code {run.returncode}")
+        return read(file)
+
+
+def read(file: Path) -> list[float]:
+    """The scores in a metrics file that may still be growing."""
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [metrics["score/mean"] for metrics in map(json.loads, lines) if "score/mean" in metrics]
 
 
@@ -131,7 +147,8 @@ def plot(curves: Curves, path: Path) -> None:
     figure, axes = pyplot.subplots(
         rows, columns, figsize=(2.6 * columns, 2 * rows), sharex=True, sharey=True, squeeze=False
     )
-    default = [fmean(values) for values in zip(*curves.get(DEFAULT, {}).values(), strict=False)]
+    longest = max((len(values) for values in curves.get(DEFAULT, {}).values()), default=0)
+    default = [fmean(v[i] for v in curves[DEFAULT].values() if len(v) > i) for i in range(longest)]
     for axis in axes.flat[len(curves) :]:
         axis.axis("off")
     for axis, (name, runs) in zip(axes.flat, curves.items(), strict=False):

@@ -16,7 +16,8 @@ from typing import Any
 
 from rlctl import durable
 from rlctl.errors import ConfigError
-from rlctl.types import Refused, TrainRow
+from rlctl.step_report import Refused
+from rlctl.types import TrainRow
 
 ROWS, INFO, WEIGHTS = "rows.npz", "dump.json", "weights"
 MOST = 3

@@ -23,8 +23,9 @@ from rlctl.backends.base import AnyBackend
 from rlctl.perf import Stopwatch
 from rlctl.rewards.shaping import ShapingSpec
 from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
+from rlctl.step_report import Refused, StepReport
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Refused, Sampling, StepReport, TrainRow
+from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Sampling, TrainRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from rlctl.rollouts import Sampler
 from rlctl.runfiles import STEP, RunFiles, spread
 from rlctl.safeguard import Safeguard
 from rlctl.settings import Settings
+from rlctl.step_report import StepReport
 from rlctl.stopping import GivenUp, Stopping, leave_soon, limit_from, listening
-from rlctl.types import StepReport
 
 __all__ = ["Outcome", "Reporter", "backend_for", "grpo_config", "run"]
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlctl.perf import Stopwatch
 from rlctl.report import Metrics
 from rlctl.runfiles import STEP
+from rlctl.step_report import StepReport
 from rlctl.stopping import OUT_OF_TIME
-from rlctl.types import BackendInfo, Rollout, StepReport
+from rlctl.types import BackendInfo, Rollout
 
 if TYPE_CHECKING:  # the settings load pydantic, and only the type is needed here
     from rlctl.prepare import Prepared

@@ -13,7 +13,8 @@ from typing import Any
 
 from rlctl.perf import mfu
 from rlctl.rewards.outcome import FAILURE_KINDS
-from rlctl.types import BackendInfo, OptimStats, Rollout, StepReport
+from rlctl.step_report import StepReport
+from rlctl.types import BackendInfo, OptimStats, Rollout
 
 Metrics = dict[str, Any]
 

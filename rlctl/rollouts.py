@@ -17,8 +17,9 @@ from rlctl.perf import Stopwatch
 from rlctl.rewards.scoring import Scored
 from rlctl.rewards.shaping import ShapingSpec, shaped
 from rlctl.seeds import prompt_seed
+from rlctl.step_report import Filled
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import Completion, Filled, GenerateStats, Problem, Prompt, Rollout, Sampling
+from rlctl.types import Completion, GenerateStats, Problem, Prompt, Rollout, Sampling
 
 Score = Callable[[Sequence[tuple[Problem, str]]], Awaitable[list[Scored]]]
 """What every completion is worth: (problem, text of the completion alone) -> Scored."""

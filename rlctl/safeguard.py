@@ -17,7 +17,7 @@ from rlctl.checkpoints.saver import Saver
 from rlctl.config import dump
 from rlctl.errors import CheckpointError, NonFinite, NonFiniteGradient
 from rlctl.settings import Settings
-from rlctl.types import Refused, StepReport
+from rlctl.step_report import Refused, StepReport
 
 
 class Safeguard:

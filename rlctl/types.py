@@ -9,7 +9,7 @@ Lengths in comments: P problems, n samples a problem, R rows, C completion token
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -316,88 +316,3 @@ class BackendInfo:
     vocab_size: int
     num_parameters: int
     max_context: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """How a batch was filled with groups that have signal."""
-
-    refills: int
-    """Further samplings that it took."""
-    missing_groups: int
-    """Groups the batch lacks, since the bound was reached or no further problem was there."""
-    surplus_groups: int
-    """Groups with signal that a full batch had no room for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How far the sampler was from the trainer over the tokens of a step, as sums; nats before the first update.
-
-    Weights are trainer / sampler before they are bounded; all 1 where no correction is asked for.
-    """
-
-    tokens: int
-    kl_sum: float
-    """Of log sampler - log trainer: k1 of KL(sampler || trainer)."""
-    k3_sum: float
-    weight_sum: float | None = None
-    """None without a correction, as everything below."""
-    weight_min: float | None = None
-    weight_max: float | None = None
-    outside: int | None = None
-    """Tokens whose weight was truncated, or masked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A minibatch whose loss or gradient was not finite, so that the optimizer did not step; `update` counts from 0."""
-
-    update: int
-    rows: Sequence[TrainRow]
-    loss_denominator: float
-    loss: float
-    grad_norm: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one GRPO step did, as records; `report.py` turns it into metrics."""
-
-    step: int
-    lr: float
-    groups: Sequence[Sequence[Rollout]]
-    """[P][n] rollouts: all that were sampled, whether or not they were trained on."""
-    advantages: Sequence[float]
-    """Of the rows that were trained on."""
-    zero_signal_groups: int
-    """Groups whose rewards are all equal, those shrunk to fewer than two rows included."""
-    shrunk_groups: int
-    """Groups left with fewer than two rows because rewards failed."""
-    losses: Sequence[LossStats]
-    """One for each update."""
-    updates: Sequence[OptimStats]
-    empty_updates: int
-    """Minibatches without a row to train on, for which the optimizer was not stepped."""
-    generation: GenerateStats
-    rollout_gap: tuple[float, float] | None
-    """Mean and maximum over tokens of |sampler's - trainer's probability|; None when nothing was trained on."""
-    sync: SyncReport
-    seconds: Mapping[str, float]
-    filled: Filled | None = None
-    """What replacing groups without signal came to; None where none is replaced."""
-    masked_rows: int = 0
-    """Truncated completions that were left out of the update."""
-    kl_in_reward: tuple[float, int] | None = None
-    """Sum over tokens of the KL taken off the reward, before its weight, and their number."""
-    correction: Correction | None = None
-    """None where the trainer has not scored the samples before the first update."""
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        return [rollout for group in self.groups for rollout in group]
-
-    @property
-    def loss(self) -> LossStats:
-        """Sum over the updates."""
-        return sum(self.losses, start=LossStats())

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlctl.report import mean
-from rlctl.types import BackendInfo, StepReport
+from rlctl.step_report import StepReport
+from rlctl.types import BackendInfo
 
 
 @dataclass(frozen=True, slots=True)

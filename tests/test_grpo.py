@@ -16,7 +16,8 @@ from rlctl.algorithms.advantages import group_advantages
 from rlctl.algorithms.comparing import comparable, plain_rows, with_advantages
 from rlctl.grpo import GrpoConfig, grpo_step, has_signal, learning_rate, loss_denominator, minibatches
 from rlctl.rewards import Scored
-from rlctl.types import Completion, Problem, Prompt, Rollout, StepReport, TrainRow
+from rlctl.step_report import StepReport
+from rlctl.types import Completion, Problem, Prompt, Rollout, TrainRow
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 

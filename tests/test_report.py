@@ -7,6 +7,7 @@ from rlctl import report, verdict
 from rlctl.display import signed
 from rlctl.report import pass_at_k, step_metrics
 from rlctl.smoke_table import render
+from rlctl.step_report import StepReport
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -16,7 +17,6 @@ from rlctl.types import (
     Problem,
     Prompt,
     Rollout,
-    StepReport,
     SyncReport,
 )
 

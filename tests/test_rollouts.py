@@ -12,7 +12,8 @@ from rlctl import report
 from rlctl.errors import ConfigError
 from rlctl.grpo import GrpoConfig, grpo_step
 from rlctl.rewards import Scored
-from rlctl.types import BackendInfo, Problem, StepReport
+from rlctl.step_report import StepReport
+from rlctl.types import BackendInfo, Problem
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 

@@ -15,7 +15,8 @@ from rlctl.backends.local.settings import LocalSettings
 from rlctl.errors import ConfigError, NonFiniteGradient
 from rlctl.replay import replay
 from rlctl.settings import Settings
-from rlctl.types import LossSpec, Refused, TrainRow
+from rlctl.step_report import Refused
+from rlctl.types import LossSpec, TrainRow
 from tests import defaults
 from tests.fakes import FakeBackend
 from tests.runs import Recorder, prepared, run, saved

@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from rlctl.types import Correction, LogProbs, TrainRow
+from rlctl.step_report import Correction
+from rlctl.types import LogProbs, TrainRow
 
 Values = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from rlctl.prepare import Prepared
 from rlctl.report import Metrics, mean
 from rlctl.resuming import SAFE, fingerprints
 from rlctl.settings_tree import paths
-from rlctl.types import StepReport
+from rlctl.step_report import StepReport
 
 COUNTS = {
     "FLOPs of the update": "flops_update",

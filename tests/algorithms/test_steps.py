@@ -14,7 +14,8 @@ from rlctl.recipe import grpo_config
 from rlctl.report import step_metrics
 from rlctl.rewards import Scored
 from rlctl.settings import Settings
-from rlctl.types import BackendInfo, LossSpec, LossStats, Problem, StepReport, TrainRow
+from rlctl.step_report import StepReport
+from rlctl.types import BackendInfo, LossSpec, LossStats, Problem, TrainRow
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 
