@@ -1,6 +1,6 @@
 """Does every algorithm learn? The embedded preset by each, over several seeds; prints a table, a ratio line last.
 
-    python benchmarks/algorithms.py [--seeds 3] [--runs N] [--only NAME ...] [--whole] [--plot docs/images/algorithms.png]
+    python benchmarks/algorithms.py [--seeds 3] [--runs N] [--only NAME ...] [--whole] [--plot FILE.png]
 
 Each run is `rlctl train --preset gsm8k-grpo --variant embedded --seed S` with the settings of its algorithm, in a
 process of its own. What it finds is kept in benchmarks/algorithms.json at once, so that it may be stopped and begun
@@ -125,7 +125,7 @@ def report(curves: Curves) -> None:
     steps = {name: [learned(values) for values in runs.values()] for name, runs in curves.items()}
     known = [step for step in steps.get(DEFAULT, []) if step is not None]
     limit = 2 * fmean(known) if known else float("nan")
-    print(f"{'algorithm':30} {'0.8 at step':>20} {'last 5 steps':>14}")
+    print(f"{'algorithm':30} {'0.8 at step':>20} {'at the end':>14}")
     passed = 0
     for name, found in steps.items():
         last = fmean(fmean(values[-WINDOW:]) for values in curves[name].values())

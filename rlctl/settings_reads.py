@@ -189,6 +189,9 @@ SWITCHES: tuple[tuple[str, str, Callable[[Settings], bool]], ...] = (
     ("model.lora.*", "model.lora.rank is 0", lambda s: s.model.lora.rank == 0),
     ("data.curriculum.*", "data.curriculum.enabled is false", lambda s: not s.data.curriculum.enabled),
     ("algorithm.max_refills", "algorithm.filter_groups is false", lambda s: not s.algorithm.filter_groups),
+    ("algorithm.rollout_is_*", "algorithm.rollout_is is off", lambda s: s.algorithm.rollout_is == "off"),
+    ("algorithm.clip_cov_*", "algorithm.policy_loss is another", lambda s: s.algorithm.policy_loss != "clip_cov"),
+    ("algorithm.kl_cov_ratio", "algorithm.policy_loss is another", lambda s: s.algorithm.policy_loss != "kl_cov"),
 )
 """Settings that wait for another one to be switched on."""
 

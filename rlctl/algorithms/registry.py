@@ -87,6 +87,11 @@ class Registry(Generic[EntryT]):
         self._open_variable()
         return sorted({*self._entries, *(point.name for point in self._points())})
 
+    def registered(self) -> list[EntryT]:
+        """The entries that are there without opening a plugin's entry point."""
+        self._open_variable()
+        return sorted(self._entries.values(), key=lambda entry: entry.name)
+
     def _points(self) -> tuple[EntryPoint, ...]:
         return tuple(entry_points(group=self.group))
 

@@ -70,6 +70,16 @@ def peers(incomplete: str) -> Iterator[Pair]:
     yield from (("trl", "TRL"), ("verl", "verl"), ("openrlhf", "OpenRLHF"))
 
 
+def algorithms(setting: str) -> Iterator[Pair]:
+    """Advantage estimators or policy losses, each with its formula."""
+    from rlctl.algorithms import estimators, losses
+
+    if setting == estimators.registry.setting:
+        yield from ((entry.name, entry.formula) for entry in estimators.registry.registered())
+    else:
+        yield from ((entry.name, entry.formula) for entry in losses.registry.registered())
+
+
 def run_folders(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     """Their folders, for what takes any model."""
     yield from ((str(folder), "") for folder in _run_folders(context))
@@ -134,5 +144,7 @@ def _values(key: str, setting: Setting | None) -> Iterator[Pair]:
         yield from backends("")
     elif key == "reward.functions":
         yield from rewards("")
+    elif key in ("algorithm.adv_estimator", "algorithm.policy_loss"):
+        yield from algorithms(key)
     elif setting is not None:
         yield from ((choice, setting.meaning) for choice in setting.choices)

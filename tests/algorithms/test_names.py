@@ -17,6 +17,7 @@ from rlctl.algorithms import estimators, losses
 from rlctl.algorithms.registry import Registry
 from rlctl.algorithms.words import algorithm_line
 from rlctl.backends import registry as backends
+from rlctl.completion.names import assignments
 from rlctl.errors import BackendUnavailable, ConfigError
 from rlctl.settings import Settings
 from tests.algorithms.test_steps import Recording, algorithm, step
@@ -202,3 +203,10 @@ MUCH = {
 )
 def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) -> None:
     assert algorithm_line(Settings(**tables)) == told
+
+
+def test_names_complete_with_their_formulas(plugin: None) -> None:
+    found = dict(assignments("algorithm.policy_loss="))
+    assert found["algorithm.policy_loss=gpg"] == "-A_t log p(t)"
+    assert "algorithm.policy_loss=plain" in found
+    assert "algorithm.adv_estimator=doubled" in dict(assignments("algorithm.adv_estimator="))
