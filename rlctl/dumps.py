@@ -23,7 +23,9 @@ ROWS, INFO, WEIGHTS = "rows.npz", "dump.json", "weights"
 MOST = 3
 """Dumps of one run: each holds a whole model, and the first ones say what there is to say."""
 
-_ARRAYS = ("prompt_ids", "completion_ids", "rollout_logprobs", "old_logprobs", "ref_logprobs")
+_ARRAYS = (
+    "prompt_ids", "completion_ids", "rollout_logprobs", "old_logprobs", "ref_logprobs", "token_advantages", "selected",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

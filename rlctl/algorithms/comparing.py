@@ -144,9 +144,11 @@ def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:
         raise _broken(spec, f"returned {sum(sizes)} advantages in {len(sizes)} groups for {sum(wanted)} rewards in "
                       f"{len(wanted)}")  # fmt: skip
     flat = [value for values in found for value in values]
+    # Log-probs that are not finite are the model's fault: the update will be refused, and the run knows what to do.
+    known = all(np.isfinite(values).all() for group in groups for values in group.penalties or ())
     lengths = [length for group in groups for length in group.lengths]
     for value, length in zip(flat, lengths, strict=True):
-        if not np.isfinite(value).all():
+        if known and not np.isfinite(value).all():
             raise _broken(spec, f"returned {value}, which is not finite")
         if np.ndim(value) and np.shape(value) != (length,):
             raise _broken(spec, f"returned advantages of shape {np.shape(value)} for {length} tokens")

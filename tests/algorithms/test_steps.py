@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlctl import dumps
 from rlctl.grpo import GrpoConfig, grpo_step, loss_denominator
 from rlctl.recipe import grpo_config
 from rlctl.report import step_metrics
 from rlctl.rewards import Scored
 from rlctl.settings import Settings
-from rlctl.step_report import StepReport
+from rlctl.step_report import Refused, StepReport
 from rlctl.types import BackendInfo, LossSpec, LossStats, Problem, TrainRow
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
@@ -199,3 +201,20 @@ def test_a_choice_of_tokens_is_the_same_in_a_second_run() -> None:
         step(config, [1.0, 0.0, 0.0, 0.0], backend=backend)
         found.append(np.concatenate([row.selected for row in backend.updates[0]]))
     assert np.array_equal(*found)
+
+
+def test_log_probs_that_are_not_finite_are_left_to_the_optimizer() -> None:
+    backend = Recording()
+    backend.reference = backend.reference * np.nan
+    step(algorithm(use_kl_in_reward=True, kl_coef=0.1), [1.0, 0.0], backend=backend)
+    assert np.isnan(backend.updates[0][0].advantage)
+
+
+def test_a_dump_keeps_what_tokens_have_of_their_own(tmp_path: Path) -> None:
+    backend = Recording()
+    step(algorithm(policy_loss="kl_cov", rollout_is="token"), [1.0, 0.0], backend=backend)
+    (rows,) = backend.updates
+    dumps.write(tmp_path, step=1, refused=Refused(0, rows, 1.0, 0.0, 0.0), settings={})
+    for mine, theirs in zip(dumps.read(tmp_path).refused.rows, rows, strict=True):
+        assert np.array_equal(mine.token_advantages, theirs.token_advantages)
+        assert np.array_equal(mine.selected, theirs.selected)
