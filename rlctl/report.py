@@ -78,7 +78,7 @@ def _filling_metrics(report: StepReport) -> Metrics:
     return {
         "rollout/refills": report.filled.refills,
         "rollout/sampled_groups": len(report.groups),
-        "rollout/replaced_groups": report.zero_signal_groups,
+        "rollout/replaced_groups": report.filled.replaced_groups,
         "rollout/missing_groups": report.filled.missing_groups,
         "rollout/surplus_groups": report.filled.surplus_groups,
     }

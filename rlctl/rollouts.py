@@ -112,6 +112,18 @@ def has_signal(group: Sequence[Rollout]) -> bool:
     return len({rollout.reward for rollout in counted(group)}) > 1
 
 
+def is_settled(group: Sequence[Rollout]) -> bool:
+    """Whether dynamic sampling replaces the group: its rewards are all equal before anything is added for length.
+
+    DAPO asks for right and wrong answers, so a group that is only long and short does not count as one of both.
+    """
+    return len({_unshaped(rollout) for rollout in counted(group)}) < 2
+
+
+def _unshaped(rollout: Rollout) -> float | None:
+    return sum(weight * score for weight, score in rollout.parts) if rollout.parts else rollout.reward
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a step sampled, and the groups among it that it trains on; `filled` where groups were replaced."""
@@ -135,13 +147,14 @@ async def batch_of_groups(
             break
         groups += await sampler.groups(further, step)
         refills += 1
-    useful = [group for group in groups if has_signal(group)]
+    useful = [group for group in groups if not is_settled(group)]
     missing = len(problems) - len(useful)
-    return Batch(groups, useful[: len(problems)], Filled(refills, max(0, missing), max(0, -missing)))
+    filled = Filled(refills, max(0, missing), max(0, -missing), len(groups) - len(useful))
+    return Batch(groups, useful[: len(problems)], filled)
 
 
 def _refill_size(groups: Groups, *, wanted: int) -> int:
     """How many problems should bring the groups that are missing, going by the share with signal so far."""
-    found = sum(map(has_signal, groups))
+    found = sum(not is_settled(group) for group in groups)
     share = max(found / len(groups), LEAST_SIGNAL)
     return min(wanted, math.ceil(max(0, wanted - found) / share))

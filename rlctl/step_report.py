@@ -21,6 +21,8 @@ class Filled:
     """Groups the batch lacks, since the bound was reached or no further problem was there."""
     surplus_groups: int
     """Groups with signal that a full batch had no room for."""
+    replaced_groups: int
+    """Groups without signal, whatever length adds to their rewards."""
 
 
 @dataclass(frozen=True, slots=True)

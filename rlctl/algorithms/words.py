@@ -15,7 +15,7 @@ _MASKED = "truncated completions left out"
 
 def algorithm_line(settings: Settings) -> str:
     """Estimator, normalisation, loss, aggregation, clip, KL, correction, and what is left out."""
-    return "algorithm: " + ", ".join(_parts(settings))
+    return "effective algorithm: " + ", ".join(_parts(settings))
 
 
 def _parts(settings: Settings) -> Iterator[str]:

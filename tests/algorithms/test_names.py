@@ -175,15 +175,15 @@ def test_a_loss_whose_code_is_not_there_stops_the_run_before_it_starts(plugin: N
 
 
 PLAIN = (
-    "algorithm: grpo advantages divided by their standard deviation, vanilla loss, token-mean, clip 0.2/0.2, "
+    "effective algorithm: grpo advantages divided by their standard deviation, vanilla loss, token-mean, clip 0.2/0.2, "
     "dual clip 3, no KL, no rollout correction, groups of equal rewards left out"
 )
 GSPO = (
-    "algorithm: rloo advantages, gspo loss, seq-mean-token-mean, clip 0.2/0.2, KL 0.1 (k3+), "
+    "effective algorithm: rloo advantages, gspo loss, seq-mean-token-mean, clip 0.2/0.2, KL 0.1 (k3+), "
     "no rollout correction, groups of equal rewards left out"
 )
 EVERYTHING = (
-    "algorithm: remax advantages, up to 1 off over the last 64 tokens, clip_cov loss, token-mean, clip "
+    "effective algorithm: remax advantages, up to 1 off over the last 64 tokens, clip_cov loss, token-mean, clip "
     "0.2/0.2, 0.0002 of the tokens by covariance, KL 0.1 (k1) off the reward, rollout weights by sequence "
     "(product) masked outside 0.5 to 2, groups of equal rewards kept, truncated completions left out"
 )

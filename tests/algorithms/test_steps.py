@@ -15,6 +15,7 @@ from rlctl.grpo import GrpoConfig, grpo_step, loss_denominator
 from rlctl.recipe import grpo_config
 from rlctl.report import step_metrics
 from rlctl.rewards import Scored
+from rlctl.rollouts import More
 from rlctl.settings import Settings
 from rlctl.step_report import Refused, StepReport
 from rlctl.types import BackendInfo, LossSpec, LossStats, Problem, TrainRow
@@ -42,7 +43,9 @@ def config_of(**tables: dict[str, Any]) -> GrpoConfig:
     return grpo_config(Settings(rollout=rollout, trainer=trainer, **tables))
 
 
-def step(config: GrpoConfig, rewards: Sequence[float | None], *, backend: Recording | None = None) -> StepReport:
+def step(
+    config: GrpoConfig, rewards: Sequence[float | None], *, backend: Recording | None = None, more: More | None = None
+) -> StepReport:
     """A step whose i-th completion of all gets the i-th reward, over and over; the likeliest ones begin anew."""
 
     async def score(items: Sequence[tuple[Problem, str]]) -> list[Scored]:
@@ -52,7 +55,14 @@ def step(config: GrpoConfig, rewards: Sequence[float | None], *, backend: Record
         ]
 
     work = grpo_step(
-        1, PROBLEMS, backend=backend or Recording(), tokenizer=ByteTokenizer(), score=score, config=config, lr=0.1
+        1,
+        PROBLEMS,
+        backend=backend or Recording(),
+        tokenizer=ByteTokenizer(),
+        score=score,
+        config=config,
+        lr=0.1,
+        more=more,
     )
     return asyncio.run(work)
 
@@ -218,3 +228,15 @@ def test_a_dump_keeps_what_tokens_have_of_their_own(tmp_path: Path) -> None:
     for mine, theirs in zip(dumps.read(tmp_path).refused.rows, rows, strict=True):
         assert np.array_equal(mine.token_advantages, theirs.token_advantages)
         assert np.array_equal(mine.selected, theirs.selected)
+
+
+def test_dynamic_sampling_looks_at_rewards_before_length() -> None:
+    # Lengths make every group differ; only the first and the third have right and wrong answers.
+    config = config_of(algorithm={"filter_groups": True, "max_refills": 1}, reward={"overlong_buffer_len": 8})
+    backend = Recording()
+    report = step(config, [1.0, 0.0, 1.0, 0.0, *[1.0] * 4], backend=backend, more=lambda count: [])
+    assert {row.prompt_ids.tobytes() for row in backend.updates[0]} == {
+        ByteTokenizer().encode(PROBLEMS[i]).tobytes() for i in (0, 2)
+    }
+    assert report.filled is not None
+    assert (report.filled.replaced_groups, report.filled.missing_groups) == (2, 2)
