@@ -40,7 +40,7 @@ class AdvantageSpec:
 
     @property
     def token_advantages(self) -> bool:
-        return self.kl_coef > 0 and self.estimator.by_token
+        return self.estimator.gives_tokens_their_own(kl_in_reward=self.kl_coef > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,8 @@ def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:
     for value, length in zip(flat, lengths, strict=True):
         if known and not np.isfinite(value).all():
             raise _broken(spec, f"returned {value}, which is not finite")
+        if np.ndim(value) and not spec.token_advantages:
+            raise _broken(spec, "gives tokens advantages of their own, but is registered without by_token")
         if np.ndim(value) and np.shape(value) != (length,):
             raise _broken(spec, f"returned advantages of shape {np.shape(value)} for {length} tokens")
     return flat

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rlctl.algorithms.registry import Registry, calling_module
 
 Function = Callable[..., Sequence[Sequence[Any]]]
 """`f(groups, *, scale)`: P `advantages.Group` -> [P][n] advantages, each a number or [C] of them, one a token."""
+
+
+ByToken = Literal["", "kl", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,11 @@ class Estimator:
     """Learns from groups whose rewards are all equal, which are then not left out."""
     scales: bool = False
     """Reads `algorithm.norm_adv_by_std`."""
-    by_token: bool = False
-    """Gives tokens advantages of their own where KL is taken off the reward."""
+    by_token: ByToken = ""
+    """When it gives tokens advantages of their own: where KL is taken off the reward, or always."""
+
+    def gives_tokens_their_own(self, *, kl_in_reward: bool) -> bool:
+        return self.by_token == "always" or (self.by_token == "kl" and kl_in_reward)
 
     def load(self) -> Function:
         function: Function = registry.load(self.name)
@@ -52,7 +58,7 @@ def register(
     needs_baseline: bool = False,
     keeps_flat_groups: bool = False,
     scales: bool = False,
-    by_token: bool = False,
+    by_token: ByToken = "",
 ) -> None:
     """Announce an estimator, its function as "package.module:function". Raises ConfigError on a taken name."""
     entry = Estimator(name, function, formula, source, needs_baseline, keeps_flat_groups, scales, by_token)
@@ -79,7 +85,7 @@ register(
     formula="whiten(r_i - KL penalties from the token on)",
     source="https://arxiv.org/abs/2501.03262",
     keeps_flat_groups=True,
-    by_token=True,
+    by_token="kl",
 )
 register(
     "reinforce_plus_plus_baseline",
@@ -95,7 +101,7 @@ register(
     source="https://arxiv.org/abs/2310.10505",
     needs_baseline=True,
     keeps_flat_groups=True,
-    by_token=True,
+    by_token="kl",
 )
 register(
     "opo",

@@ -7,6 +7,7 @@ Letters: n completions of one prompt, L = rollout.max_response_length.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -51,10 +52,10 @@ def _added(rollout: Rollout, base: float, shaping: float) -> Rollout:
 
 def ranks(rewards: Sequence[float]) -> list[float]:
     """The rank of each among its siblings, 0 the worst to 1 the best; equals share the mean of their ranks."""
-    n = len(rewards)
+    n, ordered = len(rewards), sorted(rewards)
     if n < 2:
         return [0.5] * n
-    return [(sum(o < r for o in rewards) + (sum(o == r for o in rewards) - 1) / 2) / (n - 1) for r in rewards]
+    return [(bisect_left(ordered, r) + bisect_right(ordered, r) - 1) / 2 / (n - 1) for r in rewards]
 
 
 def length_terms(rewards: Sequence[float], lengths: Sequence[int], spec: ShapingSpec) -> list[float]:

@@ -165,7 +165,7 @@ class Settings(BaseSettings):
             tau_pos=algorithm.tau_pos,
             tau_neg=algorithm.tau_neg,
             ppo_kl_coef=algorithm.ppo_kl_coef,
-            token_advantages=algorithm.rollout_is != "off" or (in_reward and estimator.by_token),
+            token_advantages=algorithm.rollout_is != "off" or estimator.gives_tokens_their_own(kl_in_reward=in_reward),
         )
 
     def evaluation(self) -> Sampling:

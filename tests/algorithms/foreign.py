@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rlctl.algorithms import estimators, losses
 from rlctl.algorithms.advantages import Group
 
@@ -17,6 +19,11 @@ def too_few(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
     return [[1.0] for _ in groups]
 
 
+def by_token(groups: Sequence[Group], *, scale: bool) -> list[list[Any]]:
+    """The reward at the last token, nothing before it."""
+    return [[np.eye(n)[-1] * r for r, n in zip(group.rewards, group.lengths, strict=True)] for group in groups]
+
+
 def infinite(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
     return [[float("inf")] * len(group.rewards) for group in groups]
 
@@ -27,6 +34,8 @@ def plain(tokens: Any, spec: Any) -> Any:
 
 _HERE = "tests.algorithms.foreign"
 estimators.register("doubled", function=f"{_HERE}:doubled", keeps_flat_groups=True)
+estimators.register("last_token", function=f"{_HERE}:by_token", by_token="always")
+estimators.register("undeclared", function=f"{_HERE}:by_token")
 estimators.register("too_few", function=f"{_HERE}:too_few")
 estimators.register("infinite", function=f"{_HERE}:infinite")
 losses.register("plain", function=f"{_HERE}:plain", clips=False)

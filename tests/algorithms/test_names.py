@@ -32,7 +32,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     sys.modules.pop(PLUGIN, None)
     for known in (estimators.registry, losses.registry):
-        for name in ("doubled", "too_few", "infinite", "plain", "absent"):
+        for name in ("doubled", "too_few", "infinite", "last_token", "undeclared", "plain", "absent"):
             known._entries.pop(name, None)
 
 
@@ -58,8 +58,21 @@ def test_a_plugins_estimator_trains(plugin: None) -> None:
     assert [row.advantage for row in backend.updates[0]] == [2.0, 1.0] * 8
 
 
+def test_an_estimator_may_give_each_token_its_own(plugin: None) -> None:
+    backend, config = Recording(), algorithm(adv_estimator="last_token")
+    assert config.loss.token_advantages
+    step(config, [1.0, 0.5], backend=backend)
+    assert all((row.advantages[:-1] == 0).all() for row in backend.updates[0])
+    assert [float(row.advantages[-1]) for row in backend.updates[0]] == [1.0, 0.5] * 8
+
+
 @pytest.mark.parametrize(
-    ("name", "told"), [("too_few", "returned 4 advantages in 4 groups for 16 rewards"), ("infinite", "not finite")]
+    ("name", "told"),
+    [
+        ("too_few", "returned 4 advantages in 4 groups for 16 rewards"),
+        ("infinite", "not finite"),
+        ("undeclared", "without by_token"),
+    ],
 )
 def test_an_estimator_that_gives_something_else_ends_the_run(plugin: None, name: str, told: str) -> None:
     # Field fault 006, for a plugin's estimator: nothing is broadcast.

@@ -65,6 +65,46 @@ def test_kl_estimators(estimator: str, logp: float, ref: float, expected: float)
     assert value.item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "value", "slope"),
+    # d = log p - log p_ref = 1 and -2. By hand: exp(-1) - 1 + 1 and exp(2) - 1 - 2; slopes of k3 are 1 - exp(-d).
+    [
+        ("k1", [1, -2], [1, 1]),
+        ("k2", [0.5, 2], [1, -2]),
+        ("k3", [0.367879, 4.389056], [0.632121, -6.389056]),
+        ("abs", [1, 2], [1, -1]),
+        ("k1+", [1, -2], [1, -2]),
+        ("k3+", [0.367879, 4.389056], [1, -2]),
+    ],
+)
+def test_kl_values_and_their_slopes(estimator: str, value: list[float], slope: list[float]) -> None:
+    logp = torch.tensor([-1.0, -3.0], requires_grad=True)
+    found = kl_divergence(logp, torch.tensor([-2.0, -1.0]), estimator)  # type: ignore[arg-type]
+    found.sum().backward()
+    assert found.tolist() == pytest.approx(value, abs=1e-5)
+    assert logp.grad.tolist() == pytest.approx(slope, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "right"), [("k1", False), ("k2", True), ("k3", False), ("k1+", True), ("k3+", True)]
+)
+def test_the_expected_gradient_is_that_of_kl_where_it_is_said_to_be(estimator: str, right: bool) -> None:
+    # Over a vocabulary of 5, every token weighed by its probability: the expectation, without a sample.
+    generator = torch.Generator().manual_seed(0)
+    logits, ref = (torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    def gradient(estimate: bool) -> torch.Tensor:
+        leaf = logits.clone().requires_grad_()
+        logp, ref_logp = leaf.log_softmax(0), ref.log_softmax(0)
+        if estimate:
+            (logp.detach().exp() * kl_divergence(logp, ref_logp, estimator)).sum().backward()  # type: ignore[arg-type]
+        else:
+            (logp.exp() * (logp - ref_logp)).sum().backward()
+        return leaf.grad
+
+    assert torch.allclose(gradient(True), gradient(False), atol=1e-12) is right
+
+
 def test_kl_of_an_outlier_is_finite_with_a_finite_gradient() -> None:
     # Field fault 025: exp(100) is infinite in float32.
     logp = torch.tensor([-100.0, -1.0], requires_grad=True)
