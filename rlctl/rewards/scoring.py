@@ -13,7 +13,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlctl.errors import RewardError
 from rlctl.rewards.base import NamedReward, RewardSet
@@ -41,7 +41,7 @@ class Scored:
     note: str = ""
     failure: str | None = None
     failures: tuple[FailureKind, ...] = ()
-    parts: tuple[tuple[float, float], ...] = ()
+    parts: tuple[tuple[float, float], ...] = field(default=(), compare=False)
     """(weight, score) of each reward, in their order."""
 
 
