@@ -92,6 +92,19 @@ class Registry(Generic[EntryT]):
         self._open_variable()
         return sorted(self._entries.values(), key=lambda entry: entry.name)
 
+    def foreign(self) -> list[tuple[str, str, RlctlError | None]]:
+        """(name, where it is from, why it failed) of every entry of a plugin, after importing all of them."""
+        self._open_variable()
+        failed = []
+        for point in self._points():
+            origin = f"entry point of {point.dist.name}" if point.dist else "entry point"
+            try:
+                self._open(point.value.partition(":")[0], f"plugin {point.name!r}")
+            except RlctlError as error:
+                failed.append((point.name, origin, error))
+        there = [(name, f"module {module}", None) for name, module in self._origins.items() if not _is_ours(module)]
+        return [*there, *failed]
+
     def _points(self) -> tuple[EntryPoint, ...]:
         return tuple(entry_points(group=self.group))
 
@@ -130,6 +143,10 @@ class Registry(Generic[EntryT]):
             hint=f"known: {', '.join(known)}. To add one, install a package with an entry point in group "
             f"{self.group!r}, or name a module that registers it in {VARIABLE}.",
         )
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def calling_module() -> str:

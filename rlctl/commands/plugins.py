@@ -18,7 +18,7 @@ def plugins(
     ] = False,
     format: Annotated[Literal["table", "json"], typer.Option(help="How to print the result.")] = "table",  # noqa: A002
 ) -> None:
-    """List the backends, where each comes from, and the plugins that failed.
+    """List the backends, what plugins bring beside them, where each comes from, and the plugins that failed.
 
     Importing a plugin runs its registration only; `rlctl check-backend NAME` looks at the backend itself.
     A plugin that fails is a line here and hurts no other backend, so the exit code is 0.
@@ -29,11 +29,23 @@ def plugins(
     """
     from rlctl.backends import registry
 
-    records = registry.plugins()
+    records = [*registry.plugins(), *_algorithms()]
     if format == "json":
         _print_json(records)
     else:
         _print_table(records, verbose=verbose)
+
+
+def _algorithms() -> list[PluginRecord]:
+    """Estimators and losses that are not rlctl's own."""
+    from rlctl.algorithms import estimators, losses
+    from rlctl.backends.registry import PluginRecord
+
+    return [
+        PluginRecord(f"{kind.kind} {name}", origin, None, error.message if error else None)
+        for kind in (estimators.registry, losses.registry)
+        for name, origin, error in kind.foreign()
+    ]
 
 
 def _print_json(records: list[PluginRecord]) -> None:

@@ -34,6 +34,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for known in (estimators.registry, losses.registry):
         for name in ("doubled", "too_few", "infinite", "last_token", "undeclared", "plain", "absent"):
             known._entries.pop(name, None)
+            known._origins.pop(name, None)
 
 
 def test_every_built_in_can_be_loaded_and_says_its_formula_and_source() -> None:
@@ -94,6 +95,8 @@ def test_a_plugins_loss_is_computed_by_the_engine(plugin: None) -> None:
 def test_a_plugin_with_an_algorithm_alone_is_no_failed_backend(plugin: None) -> None:
     algorithm(adv_estimator="doubled")
     assert not [record for record in backends.plugins() if record.name == PLUGIN]
+    assert ("doubled", f"module {PLUGIN}", None) in estimators.registry.foreign()
+    assert ("plain", f"module {PLUGIN}", None) in losses.registry.foreign()
 
 
 def test_a_plugin_that_fails_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
