@@ -137,24 +137,34 @@ def kl_penalties(row: TrainRow, spec: AdvantageSpec) -> Values:
 
 def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:
     """The estimator's advantages, all in one list."""
-    found = spec.estimator.load()(groups, scale=spec.norm_adv_by_std)
-    wanted = [len(group.rewards) for group in groups]
-    sizes = [len(values) for values in found]
+    found = _called(spec, groups)
+    wanted, sizes = [len(group.rewards) for group in groups], [len(values) for values in found]
     if sizes != wanted:
-        raise _broken(spec, f"returned {sum(sizes)} advantages in {len(sizes)} groups for {sum(wanted)} rewards in "
-                      f"{len(wanted)}")  # fmt: skip
-    flat = [value for values in found for value in values]
+        counts = f"{sum(sizes)} advantages in {len(sizes)} groups for {sum(wanted)} rewards in {len(wanted)}"
+        raise _broken(spec, f"returned {counts}")
     # Log-probs that are not finite are the model's fault: the update will be refused, and the run knows what to do.
     known = all(np.isfinite(values).all() for group in groups for values in group.penalties or ())
     lengths = [length for group in groups for length in group.lengths]
+    flat = [value for values in found for value in values]
     for value, length in zip(flat, lengths, strict=True):
         if known and not np.isfinite(value).all():
             raise _broken(spec, f"returned {value}, which is not finite")
-        if np.ndim(value) and not spec.token_advantages:
+        if value.ndim and not spec.token_advantages:
             raise _broken(spec, "gives tokens advantages of their own, but is registered without by_token")
-        if np.ndim(value) and np.shape(value) != (length,):
-            raise _broken(spec, f"returned advantages of shape {np.shape(value)} for {length} tokens")
-    return flat
+        if value.shape not in ((), (length,)):
+            raise _broken(spec, f"returned advantages of shape {value.shape} for {length} tokens")
+    return [value if value.ndim else float(value) for value in flat]
+
+
+def _called(spec: AdvantageSpec, groups: Sequence[Group]) -> list[list[Values]]:
+    """What the estimator gives, as arrays. A plugin's may raise anything, and give anything."""
+    function = spec.estimator.load()
+    try:
+        return [[np.asarray(v, np.float64) for v in g] for g in function(groups, scale=spec.norm_adv_by_std)]
+    except (TypeError, ValueError) as error:
+        raise _broken(spec, f"failed, or gave what is no list of lists of numbers: {error}") from error
+    except Exception as error:
+        raise _broken(spec, f"raised {type(error).__name__}: {error}") from error
 
 
 def _broken(spec: AdvantageSpec, what: str) -> ConfigError:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlctl.algorithms import losses
+from rlctl.errors import BackendError
 from rlctl.types import LossSpec
 
 SEQUENCE_LOG_LIMIT = 10.0
@@ -50,7 +51,28 @@ RowFunction = Callable[[Tensor, Tensor, LossSpec], Tensor]
 def loss_function(spec: LossSpec) -> LossFunction:
     """The function of the loss that is asked for. Raises ConfigError when there is none of that name."""
     function: LossFunction = losses.registry.load(spec.policy_loss)
+    if function.__module__ != __name__:
+        return _guarded(function, spec.policy_loss)
     return sequence_vanilla if function is vanilla and spec.importance_sampling == "sequence" else function
+
+
+def _guarded(function: LossFunction, name: str) -> LossFunction:
+    """A plugin's loss, which may raise anything and give anything."""
+
+    def guarded(tokens: Tokens, spec: LossSpec) -> tuple[Tensor, Tensor]:
+        try:
+            loss, clipped = function(tokens, spec)
+            shapes = (tuple(loss.shape), tuple(clipped.shape))
+        except Exception as error:
+            raise BackendError(f"policy loss {name!r} failed: {type(error).__name__}: {error}.") from error
+        if shapes != (tuple(tokens.logprobs.shape),) * 2:
+            raise BackendError(
+                f"policy loss {name!r} gave shapes {shapes[0]} and {shapes[1]} for {len(tokens.logprobs)} tokens.",
+                hint="it must give (loss, whether a bound cut its gradient), a value for each token.",
+            )
+        return loss, clipped
+
+    return guarded
 
 
 def row_function(spec: LossSpec) -> RowFunction | None:

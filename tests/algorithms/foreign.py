@@ -32,11 +32,31 @@ def plain(tokens: Any, spec: Any) -> Any:
     return -tokens.advantages * tokens.logprobs, tokens.advantages != tokens.advantages
 
 
+def raising(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    raise KeyError("no such column")
+
+
+def words(groups: Sequence[Group], *, scale: bool) -> Any:
+    return [["good"] * len(group.rewards) for group in groups]
+
+
+def mean(tokens: Any, spec: Any) -> Any:
+    return tokens.logprobs.mean(), tokens.advantages > 0
+
+
+def no_loss(tokens: Any, spec: Any) -> Any:
+    return None
+
+
 _HERE = "tests.algorithms.foreign"
 estimators.register("doubled", function=f"{_HERE}:doubled", keeps_flat_groups=True)
 estimators.register("last_token", function=f"{_HERE}:by_token", by_token="always")
 estimators.register("undeclared", function=f"{_HERE}:by_token")
 estimators.register("too_few", function=f"{_HERE}:too_few")
 estimators.register("infinite", function=f"{_HERE}:infinite")
+estimators.register("raising", function=f"{_HERE}:raising")
+estimators.register("words", function=f"{_HERE}:words")
+losses.register("mean", function=f"{_HERE}:mean")
+losses.register("no_loss", function=f"{_HERE}:no_loss")
 losses.register("plain", function=f"{_HERE}:plain", clips=False)
 losses.register("absent", function=f"{_HERE}:absent")

@@ -18,7 +18,7 @@ from rlctl.algorithms.registry import Registry
 from rlctl.algorithms.words import algorithm_line
 from rlctl.backends import registry as backends
 from rlctl.completion.names import assignments
-from rlctl.errors import BackendUnavailable, ConfigError
+from rlctl.errors import BackendError, BackendUnavailable, ConfigError
 from rlctl.settings import Settings
 from tests.algorithms.test_steps import Recording, algorithm, step
 
@@ -32,9 +32,8 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     sys.modules.pop(PLUGIN, None)
     for known in (estimators.registry, losses.registry):
-        for name in ("doubled", "too_few", "infinite", "last_token", "undeclared", "plain", "absent"):
-            known._entries.pop(name, None)
-            known._origins.pop(name, None)
+        for name in [name for name, module in known._origins.items() if module == PLUGIN]:
+            del known._entries[name], known._origins[name]
 
 
 def test_every_built_in_can_be_loaded_and_says_its_formula_and_source() -> None:
@@ -90,6 +89,17 @@ def test_a_plugins_loss_is_computed_by_the_engine(plugin: None) -> None:
     two = torch.tensor([2.0])
     loss, clipped = loss_function(spec)(Tokens(two, two, two), spec)
     assert (loss.tolist(), clipped.tolist()) == ([-4.0], [False])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("mean", r"gave shapes \(\) and \(1,\) for 1 tokens"), ("no_loss", "failed: TypeError")]
+)
+def test_a_plugins_loss_that_gives_something_else_is_named(plugin: None, name: str, told: str) -> None:
+    from rlctl.engine.policy_losses import Tokens, loss_function
+
+    spec, two = Settings(algorithm={"policy_loss": name}).loss(), torch.tensor([2.0])
+    with pytest.raises(BackendError, match=f"'{name}' {told}"):
+        loss_function(spec)(Tokens(two, two, two), spec)
 
 
 def test_a_plugin_with_an_algorithm_alone_is_no_failed_backend(plugin: None) -> None:
