@@ -68,7 +68,6 @@ def rows_of(batch: dict[str, Tensor], *, kl: bool) -> list[TrainRow]:
         _must_be_padded_outside(real, columns)
         assert torch.equal(batch["responses"][i], batch["input_ids"][i, columns:])
         advantages = batch["advantages"][i][mask]
-        assert (advantages == advantages[0]).all()
         assert not batch["old_log_probs"][i][~mask].any(), "zeros outside the response"
         old = batch["old_log_probs"][i][mask].float().numpy()
         rows.append(
@@ -79,6 +78,7 @@ def rows_of(batch: dict[str, Tensor], *, kl: bool) -> list[TrainRow]:
                 np.zeros(int(mask.sum()), np.float32),
                 old,
                 batch["ref_log_prob"][i][mask].float().numpy() if kl else None,
+                token_advantages=advantages.float().numpy(),
             )
         )
     return rows

@@ -60,6 +60,16 @@ def test_a_payload_is_laid_out_as_the_platform_wants_it(zorro: bool) -> None:
     assert score == {"post": ["compute_entropy_and_logprobs"], "loss_fn": None, "config": {}}
 
 
+def test_each_token_has_its_own_advantage_where_rows_say_so() -> None:
+    settings, told = ArcticSettings(training_gpus=1), job(algorithm__rollout_is="token")
+    given = [replace(rows()[0], token_advantages=np.array([3.0, 0.0, -1.0], np.float32)), rows()[1]]
+    lay = payload.layout(given, settings=settings, job=told, pad_id=9, multiple=1)
+    loss = told.plan.loss  # type: ignore[union-attr]
+    sent = payload.update_payload(lay, settings=settings, job=told, loss=loss, loss_denominator=4.0)
+    first = lay.prompt_columns
+    assert sent["batch"]["advantages"][:, first : first + 3].tolist() == [[3, 0, -1], [-0.5, 0, 0]]
+
+
 def test_the_balancer_is_asked_for_only_where_it_can_work() -> None:
     def asked(*groups: int, gpus: int = 2, tokens: int = 16384, most: int | None = None) -> bool:
         """Whether for groups of so many rows each."""
