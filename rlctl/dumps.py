@@ -25,6 +25,7 @@ MOST = 3
 
 _ARRAYS = (
     "prompt_ids", "completion_ids", "rollout_logprobs", "old_logprobs", "ref_logprobs", "token_advantages", "selected",
+    "policy_mask",
 )  # fmt: skip
 
 

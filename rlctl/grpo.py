@@ -131,7 +131,12 @@ async def grpo_step(
 
 
 def sampler_of(
-    config: GrpoConfig, *, backend: AnyBackend, tokenizer: Tokenizer, score: Score, watch: Stopwatch
+    config: GrpoConfig,
+    *,
+    backend: AnyBackend,
+    tokenizer: Tokenizer,
+    score: Score,
+    watch: Stopwatch,
 ) -> Sampler:
     """What samples and scores the groups of a training step."""
     return Sampler(
@@ -187,10 +192,12 @@ def with_reference(rows: Sequence[TrainRow], logprobs: Sequence[np.ndarray]) -> 
 
 def rollout_gap(rows: Sequence[TrainRow], losses: Sequence[LossStats]) -> tuple[float, float] | None:
     """Mean and maximum of |sampler's - trainer's probability| of the sampled tokens, before the first update."""
-    scored = [row for row in rows if row.old_logprobs is not None and len(row.completion_ids)]
+    scored = [(row, row.old_logprobs) for row in rows if row.old_logprobs is not None and row.trained_tokens]
     if scored:
         gaps = np.abs(
-            np.concatenate([np.exp(row.rollout_logprobs) - np.exp(row.old_logprobs) for row in scored])  # type: ignore[arg-type]
+            np.concatenate(
+                [np.exp(row.written(row.rollout_logprobs)) - np.exp(row.written(old)) for row, old in scored]
+            )
         )
         return float(gaps.mean()), float(gaps.max())
     if losses and losses[0].tokens:

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 TokenIds = npt.NDArray[np.int32]
 LogProbs = npt.NDArray[np.float32]
+PolicyMask = npt.NDArray[np.bool_]
+"""Which tokens of a completion the policy wrote; the others came from an environment."""
 FinishReason = Literal["stop", "length"]
 JudgedPhase = Literal["sampling", "update"]
 """What is timed beside reference work of its kind."""
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +69,56 @@ class Sampling:
     top_k: int
     min_p: float
     max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a completion beside the job's end tokens, as an environment's turns end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer: ids (with the end token, if one was sampled) and their log-probs.
 
-    Log-probs are nats under the sampling policy at the sampling temperature, over the full vocabulary.
+    Log-probs are nats under the sampling policy at the sampling temperature, over the full vocabulary; 0 for tokens
+    that the policy did not write. `policy_mask` None means: it wrote all of them.
     """
 
     token_ids: TokenIds
     logprobs: LogProbs
     finish_reason: FinishReason
+    policy_mask: PolicyMask | None = None
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
 
 
+EpisodeEnd = Literal["done", "length", "turns", "failed"]
+"""Why an episode is over: environment or policy said so; out of tokens; out of turns; the environment failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The turns of a completion that an environment answered. `parts` are who wrote what, in order: (writer, text)."""
+
+    parts: tuple[tuple[Literal["policy", "environment"], str], ...]
+    ending: EpisodeEnd
+    num_turns: int
+    """Turns of the policy."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    observation_tokens: int = 0
+    answers_cut: int = 0
+    """Answers of the environment that were too long."""
+    reward: float | None = None
+    """What the environment gave, added up; None where it leaves that to rewards."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A completion with what the rewards said of it; `reward` is None when a reward failed."""
+    """A completion with what the rewards said of it; `reward` is None when a reward or the environment failed.
+
+    `text` is what the policy wrote, turns on lines of their own where there are several.
+    """
 
     problem: Problem
     prompt: Prompt
@@ -95,13 +128,15 @@ class Rollout:
     scores: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
     failures: tuple[str, ...] = ()
-    """The kind of each reward that failed: timeout, exception, crash, not_finite."""
+    """The kind of each reward that failed: timeout, exception, crash, not_finite; an environment's failure too."""
     parts: tuple[tuple[float, float], ...] = ()
     """(weight, score) of each reward function, in order; their sum of products is `reward` before shaping."""
     shaping: float = 0.0
     """What the settings of `[reward]` added to it, for its length."""
     baseline: float | None = None
     """The reward of the likeliest completion of the same prompt, where the estimator wants one."""
+    episode: Episode | None = None
+    """None where no environment answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +144,7 @@ class TrainRow:
     """One completion to train on. Rows with equal prompts are computed with that prompt once.
 
     `old_logprobs` None means: take the current policy's own, detached (one update per batch).
+    `policy_mask` None means: the policy wrote all of them.
     """
 
     prompt_ids: TokenIds
@@ -122,6 +158,8 @@ class TrainRow:
     mean, before what corrects the sampler's probabilities."""
     selected: npt.NDArray[np.bool_] | None = None
     """[C] tokens that clip_cov and kl_cov treat apart."""
+    policy_mask: PolicyMask | None = None
+    """[C] tokens that the policy wrote; the others are seen by those behind them, and not trained on."""
 
     @property
     def advantages(self) -> LogProbs:
@@ -132,8 +170,20 @@ class TrainRow:
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens the loss counts."""
-        return len(self.completion_ids)
+        """How many tokens the loss counts: those that the policy wrote."""
+        return len(self.completion_ids) if self.policy_mask is None else int(self.policy_mask.sum())
+
+    def written(self, values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+        """Those of the tokens that the policy wrote: [C] -> [trained_tokens]."""
+        return values if self.policy_mask is None else values[self.policy_mask]
+
+    def spread(self, values: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+        """The way back: [trained_tokens] -> [C], with 0 for the others."""
+        if self.policy_mask is None:
+            return values
+        whole = np.zeros(len(self.completion_ids), dtype=values.dtype)
+        whole[self.policy_mask] = values
+        return whole
 
     def with_old(self, logprobs: LogProbs) -> TrainRow:
         return replace(self, old_logprobs=logprobs)
@@ -176,7 +226,7 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class LossStats:
-    """What one forward_backward did, as sums over its tokens; add two with `+`.
+    """What one forward_backward did, as sums over the tokens that the policy wrote; add two with `+`.
 
     The losses are already divided by the minibatch's denominator, so that they add up to its loss.
     Token sums (`ppo_kl_sum`, `entropy_sum`, ...) are divided by `tokens` when shown.

@@ -72,9 +72,12 @@ class FakeBackend(Backend[FakeSettings]):
     Gradients are worked out by hand, so it learns; every call is recorded in `calls`.
     """
 
+    plays_episodes = True
+
     def __init__(self, settings: FakeSettings, job: Any) -> None:
         super().__init__(settings, job)
         self.calls: list[str] = []
+        self.trained: list[TrainRow] = []
         self.theta = np.zeros(VOCAB)
         self.theta[list(b"#0123456789 ")] = 3.0
         self.theta[256] = 2.0
@@ -102,15 +105,13 @@ class FakeBackend(Backend[FakeSettings]):
             raise BackendError("the sampler is gone.", hint="start it again.")
         logp = self._logp(self.theta)
         ends = np.cumsum(np.exp(logp))
-        groups = [
-            [self._sample(seeds.sample_seed(p.seed, i), ends, logp, sampling.max_new_tokens) for i in range(n)]
-            for p in prompts
-        ]
+        groups = [[self._sample(seeds.sample_seed(p.seed, i), ends, logp, sampling) for i in range(n)] for p in prompts]
         self.generate_stats = GenerateStats(1.0, 1e-3, sum(len(c.token_ids) for g in groups for c in g))
         return groups
 
-    def _sample(self, seed: int, ends: np.ndarray, logp: np.ndarray, limit: int) -> Completion:
-        stops = self.job.end_token_ids or (256,)
+    def _sample(self, seed: int, ends: np.ndarray, logp: np.ndarray, sampling: Sampling) -> Completion:
+        stops = {*(self.job.end_token_ids or (256,)), *sampling.stop_token_ids}
+        limit = sampling.max_new_tokens
         ids: list[int] = []
         while len(ids) < limit and not (ids and ids[-1] in stops):
             u = seeds.uniforms(np.array([seed], dtype=np.uint64), len(ids))[0] * ends[-1]
@@ -121,26 +122,29 @@ class FakeBackend(Backend[FakeSettings]):
     async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
         self.calls.append("reference" if reference else "log_probs")
         logp = self._logp(self.reference if reference else self.theta)
-        return [logp[row.completion_ids].astype(np.float32) for row in rows]
+        values = [logp[row.completion_ids].astype(np.float32) for row in rows]
+        return [v if r.policy_mask is None else v * r.policy_mask for r, v in zip(rows, values, strict=True)]
 
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
         self.calls.append("forward_backward")
         self.old_seen.append(tuple(row.old_logprobs for row in rows))
+        self.trained += rows
         logp = self._logp(self.theta)
         p = np.exp(logp)
         total, tokens, deviation = 0.0, 0, 0.0
         for row in rows:
-            new = logp[row.completion_ids]
-            ratio = np.exp(new - (new if row.old_logprobs is None else row.old_logprobs))
+            written = row.completion_ids if row.policy_mask is None else row.completion_ids[row.policy_mask]
+            new = logp[written]
+            ratio = np.exp(new - (new if row.old_logprobs is None else row.written(row.old_logprobs)))
             weight = 1 / loss_denominator
             if loss.loss_agg_mode == "seq-mean-token-mean":
-                weight /= max(1, len(row.completion_ids))
+                weight /= max(1, row.trained_tokens)
             total += float((-row.advantage * ratio).sum() * weight)
-            for token, r in zip(row.completion_ids, ratio, strict=True):
+            for token, r in zip(written, ratio, strict=True):
                 onehot = np.zeros(VOCAB)
                 onehot[token] = 1
                 self.gradient += -row.advantage * r * weight * (onehot - p) / self.job.temperature
-            tokens += len(row.completion_ids)
+            tokens += row.trained_tokens
             deviation = max(deviation, float(np.abs(ratio - 1).max(initial=0)))
         self.has_gradient = self.has_gradient or bool(rows)
         return LossStats(

@@ -4,7 +4,8 @@ What is compared and what is trained on differ: a truncated completion counts fo
 settings leave it out of the update. Groups of equal rewards are left out before anything is computed of them, unless
 the settings keep them or the estimator learns from them.
 
-Letters: P problems of the step, n completions of one, C tokens of a completion.
+Letters: P problems of the step, n completions of one, C tokens of a completion. What is told of tokens is told of those
+that the policy wrote; an environment's, between them, have no advantage.
 """
 
 from __future__ import annotations
@@ -65,7 +66,16 @@ def comparable(group: Sequence[Rollout], spec: AdvantageSpec) -> list[Rollout]:
 
 def plain_rows(group: Sequence[Rollout]) -> list[TrainRow]:
     """The rows of rollouts, whose advantages are not known yet."""
-    return [TrainRow(r.prompt.token_ids, r.completion.token_ids, 0.0, r.completion.logprobs) for r in group]
+    return [
+        TrainRow(
+            r.prompt.token_ids,
+            r.completion.token_ids,
+            0.0,
+            r.completion.logprobs,
+            policy_mask=r.completion.policy_mask,
+        )
+        for r in group
+    ]
 
 
 def with_advantages(
@@ -118,14 +128,15 @@ def _with_advantage(row: TrainRow, advantage: Advantage) -> TrainRow:
     if not isinstance(advantage, np.ndarray):
         return replace(row, advantage=float(advantage))
     mean = float(advantage.mean()) if len(advantage) else 0.0
-    return replace(row, advantage=mean, token_advantages=advantage.astype(np.float32))
+    return replace(row, advantage=mean, token_advantages=row.spread(advantage.astype(np.float32)))
 
 
 def kl_penalties(row: TrainRow, spec: AdvantageSpec) -> Values:
-    """[C] estimates of KL(policy || reference) at each token, of the policy before the update."""
+    """[trained tokens] estimates of KL(policy || reference) at each token, of the policy before the update."""
     assert row.old_logprobs is not None, "KL in the reward needs the policy's log-probs"
     assert row.ref_logprobs is not None, "KL in the reward needs the reference's log-probs"
-    difference = np.clip(row.old_logprobs.astype(np.float64) - row.ref_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    old, ref = (row.written(values).astype(np.float64) for values in (row.old_logprobs, row.ref_logprobs))
+    difference = np.clip(old - ref, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if spec.kl_penalty == "k1":
         return difference
     if spec.kl_penalty == "k2":

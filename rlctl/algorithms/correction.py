@@ -66,13 +66,14 @@ def corrected(
 
 
 def _log_ratios(row: TrainRow) -> Values:
-    """[C] log trainer - log sampler."""
+    """[trained tokens] log trainer - log sampler."""
     assert row.old_logprobs is not None
-    return np.clip(row.old_logprobs.astype(np.float64) - row.rollout_logprobs, -LOG_LIMIT, LOG_LIMIT)
+    difference = row.written(row.old_logprobs).astype(np.float64) - row.written(row.rollout_logprobs)
+    return np.clip(difference, -LOG_LIMIT, LOG_LIMIT)
 
 
 def raw_weights(row: TrainRow, spec: CorrectionSpec) -> Values:
-    """[C] trainer's over sampler's probability of each token, or of the completion up to its end at every token."""
+    """[trained tokens] trainer's over sampler's probability of each token, or of the completion at every one."""
     logs = _log_ratios(row)
     if spec.level == "token" or not len(logs):
         return np.exp(logs)
@@ -95,4 +96,4 @@ def bounded_weights(row: TrainRow, spec: CorrectionSpec) -> LogProbs:
 def _weighed(row: TrainRow, spec: CorrectionSpec) -> TrainRow:
     if not row.trained_tokens:
         return replace(row, token_advantages=row.advantages)
-    return replace(row, token_advantages=row.advantages * bounded_weights(row, spec))
+    return replace(row, token_advantages=row.advantages * row.spread(bounded_weights(row, spec)))

@@ -51,8 +51,8 @@ async def with_selection(
     current = [row.old_logprobs for row in batch] if number == 0 else await backend.log_probs(batch)
     draw = np.random.Generator(np.random.Philox(update_seed(seed, step, number)))
     chosen = selected(batch, [c for c in current if c is not None], loss=loss, spec=spec, draw=draw)
-    ends = np.cumsum([len(row.completion_ids) for row in batch])[:-1]
-    return [replace(row, selected=part) for row, part in zip(batch, np.split(chosen, ends), strict=True)]
+    ends = np.cumsum([row.trained_tokens for row in batch])[:-1]
+    return [replace(row, selected=row.spread(part)) for row, part in zip(batch, np.split(chosen, ends), strict=True)]
 
 
 def selected(
@@ -63,9 +63,9 @@ def selected(
     spec: SelectionSpec,
     draw: np.random.Generator,
 ) -> Mask:
-    """[tokens of the minibatch] whether each is chosen; `current` are log-probs, [R] of [C]."""
-    logp = np.concatenate(current).astype(np.float64)
-    advantages = np.concatenate([row.advantages for row in batch]).astype(np.float64)
+    """[trained tokens of the minibatch] whether each is chosen; `current` are log-probs, [R] of [C]."""
+    logp = np.concatenate([row.written(c) for row, c in zip(batch, current, strict=True)]).astype(np.float64)
+    advantages = np.concatenate([row.written(row.advantages) for row in batch]).astype(np.float64)
     chosen = np.zeros(len(logp), dtype=np.bool_)
     if not len(logp):
         return chosen
@@ -82,7 +82,8 @@ def selected(
 
 def _clipped(batch: Sequence[TrainRow], logp: Values, advantages: Values, loss: LossSpec) -> Mask:
     """Tokens whose gradient the clipped loss cuts anyway."""
-    ratio = np.exp(np.clip(logp - np.concatenate([row.old_logprobs for row in batch]), -20.0, 20.0))
+    old = np.concatenate([row.written(row.old_logprobs) for row in batch if row.old_logprobs is not None])
+    ratio = np.exp(np.clip(logp - old, -20.0, 20.0))
     bounded = np.clip(ratio, 1 - loss.clip_ratio_low, 1 + loss.clip_ratio_high)
     cut: Mask = -advantages * bounded > -advantages * ratio
     return cut

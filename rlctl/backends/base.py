@@ -52,6 +52,11 @@ class Backend(ABC, Generic[SettingsT]):
     accumulates: ClassVar[bool] = True
     """Whether `forward_backward` may be called several times before `optim_step`; a run calls it once."""
 
+    plays_episodes: ClassVar[bool] = False
+    """Whether it leaves tokens outside `TrainRow.policy_mask` out of loss, log-probs and counts, ends completions at
+    `Sampling.stop_token_ids`, and takes prompts as ids, whatever they are: what turns with an environment need. A run
+    with an environment is refused where it is False."""
+
     def __init__(self, settings: SettingsT, job: JobSpec) -> None:
         """Remember what to do; touches no device and no network."""
         self.settings = settings
@@ -91,7 +96,8 @@ class Backend(ABC, Generic[SettingsT]):
 
     @abstractmethod
     async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
-        """Log-probs of the completion tokens, nats at the job's temperature: [R] rows -> [R] of [C].
+        """Log-probs of the completion tokens, nats at the job's temperature, 0 for those outside a row's policy mask:
+        [R] rows -> [R] of [C].
 
         Under the frozen starting policy when `reference`; needs `job.needs_reference`.
         """

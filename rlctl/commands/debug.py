@@ -60,7 +60,8 @@ def _lines(dump: Dump, whole: Replayed, rows: list[Replayed]) -> list[str]:
     now = f"loss {whole.loss:g}, gradient norm {whole.grad_norm:g}"
     lines = [f"step {dump.step}, update {dump.refused.update}: {then} in the run; {now} here", ""]
     for result, row in zip(rows, dump.refused.rows, strict=True):
-        sizes = f"{len(row.prompt_ids)} + {len(row.completion_ids)} tokens, advantage {row.advantage:g}"
+        written = "" if row.policy_mask is None else f" ({row.trained_tokens} the policy's)"
+        sizes = f"{len(row.prompt_ids)} + {len(row.completion_ids)} tokens{written}, advantage {row.advantage:g}"
         mark = "" if result.finite else "   <- not finite"
         lines.append(f"row {result.row}: {sizes}: loss {result.loss:g}, gradient norm {result.grad_norm:g}{mark}")
     return lines

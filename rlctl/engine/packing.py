@@ -4,7 +4,10 @@ A micro-batch is one sequence of tokens without padding: first the prompts of it
 completions, each with positions that continue its own prompt. `attention.py` lets a completion see its
 prompt and itself, so the n completions of a prompt share one computation of it.
 
-Letters: G groups (distinct prompts), R rows, S tokens of the sequence, T completion tokens,
+Tokens that an environment wrote stand in the sequence, where later ones see them, but nothing predicts them: they are
+among S and not among T, so no loss, entropy or log-prob is ever taken of one.
+
+Letters: G groups (distinct prompts), R rows, S tokens of the sequence, T completion tokens that the policy wrote,
 P longest prompt, C longest completion.
 """
 
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlctl.types import TokenIds, TrainRow
+from rlctl.types import PolicyMask, TokenIds, TrainRow
 
 Index = npt.NDArray[np.int64]
 
@@ -28,6 +31,8 @@ class Group:
     prompt_ids: TokenIds
     rows: tuple[int, ...]
     completions: tuple[TokenIds, ...]
+    masks: tuple[PolicyMask | None, ...]
+    """Which tokens of each completion the policy wrote; None is all."""
 
     @property
     def tokens(self) -> int:
@@ -48,9 +53,11 @@ class PackedBatch:
     completion_index_RC: Index
     """Where each completion's tokens stand; padded with 0 on the right."""
     completion_lengths_R: Index
+    written_lengths_R: Index
+    """How many of them the policy wrote, which are the ones among T."""
     group_of_row_R: Index
     predictors_T: Index
-    """The token whose hidden state predicts each completion token: the one before it."""
+    """The token whose hidden state predicts each token that the policy wrote: the one before it."""
     targets_T: Index
     row_of_token_T: Index
 
@@ -77,7 +84,12 @@ def _groups_by_prompt(rows: Sequence[TrainRow]) -> list[Group]:
     for position, row in enumerate(rows):
         members.setdefault(row.prompt_ids.tobytes(), []).append(position)
     return [
-        Group(rows[positions[0]].prompt_ids, tuple(positions), tuple(rows[i].completion_ids for i in positions))
+        Group(
+            rows[positions[0]].prompt_ids,
+            tuple(positions),
+            tuple(rows[i].completion_ids for i in positions),
+            tuple(rows[i].policy_mask for i in positions),
+        )
         for positions in members.values()
     ]
 
@@ -94,7 +106,7 @@ def _split(group: Group, max_tokens: int) -> Iterator[Group]:
 
 
 def _piece(group: Group, start: int, end: int) -> Group:
-    return Group(group.prompt_ids, group.rows[start:end], group.completions[start:end])
+    return Group(group.prompt_ids, group.rows[start:end], group.completions[start:end], group.masks[start:end])
 
 
 def _filled(pieces: Sequence[Group], max_tokens: int) -> Iterator[list[Group]]:
@@ -110,13 +122,14 @@ def _filled(pieces: Sequence[Group], max_tokens: int) -> Iterator[list[Group]]:
 
 def pack_prompts(prompts: Sequence[TokenIds]) -> PackedBatch:
     """Prompts alone, for the prefill of a sampler."""
-    return pack_groups([Group(prompt, (), ()) for prompt in prompts])
+    return pack_groups([Group(prompt, (), (), ()) for prompt in prompts])
 
 
 def pack_groups(groups: Sequence[Group]) -> PackedBatch:
     """One micro-batch of these groups."""
     prompts = [group.prompt_ids for group in groups]
     completions = [completion for group in groups for completion in group.completions]
+    written = _joined_masks([mask for group in groups for mask in group.masks], completions)
     group_of_row = np.repeat(np.arange(len(groups)), [len(group.completions) for group in groups])
     prompt_lengths, own_lengths = _lengths(prompts), _lengths(completions)
     num_prompt_tokens = int(prompt_lengths.sum())
@@ -136,10 +149,11 @@ def pack_groups(groups: Sequence[Group]) -> PackedBatch:
         prompt_lengths_G=prompt_lengths,
         completion_index_RC=own_index,
         completion_lengths_R=own_lengths,
+        written_lengths_R=np.bincount(row_of_token[written], minlength=len(completions)),
         group_of_row_R=group_of_row,
-        predictors_T=predictors,
-        targets_T=_joined(completions),
-        row_of_token_T=row_of_token,
+        predictors_T=predictors[written],
+        targets_T=_joined(completions)[written],
+        row_of_token_T=row_of_token[written],
     )
 
 
@@ -149,6 +163,11 @@ def _lengths(arrays: Sequence[TokenIds]) -> Index:
 
 def _joined(arrays: Sequence[TokenIds]) -> Index:
     return np.concatenate([np.asarray(a, dtype=np.int64) for a in arrays]) if arrays else np.zeros(0, dtype=np.int64)
+
+
+def _joined_masks(masks: Sequence[PolicyMask | None], completions: Sequence[TokenIds]) -> PolicyMask:
+    whole = [np.ones(len(c), dtype=bool) if m is None else m for m, c in zip(masks, completions, strict=True)]
+    return np.concatenate(whole) if whole else np.zeros(0, dtype=bool)
 
 
 def _arange_each(lengths: Index) -> Index:

@@ -154,7 +154,7 @@ class _Run:
     ) -> None:
         self.policy, self.prompts, self.n, self.sampling = policy, prompts, n, sampling
         self.abandoned = limits.abandoned
-        self.ends = np.array(sorted(end_token_ids), dtype=np.int64)
+        self.ends = np.array(sorted({*end_token_ids, *sampling.stop_token_ids}), dtype=np.int64)
         self.flops = 0.0
         self.fast_step: LlamaStep | None = None
         longest = max(len(prompt.token_ids) for prompt in prompts)

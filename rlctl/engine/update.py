@@ -3,15 +3,17 @@
 Used by every trainer that holds the whole model in one process. However the rows are cut, the gradient
 is that of one big batch: each token carries its weight in the whole minibatch.
 
-Letters: R rows, T completion tokens of a micro-batch.
+Letters: R rows, T completion tokens of a micro-batch that the policy wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def forward_backward(
 ) -> LossStats:
     """Add the gradient of the rows' loss to the policy's parameters; see `Backend.forward_backward`."""
     stats = LossStats()
-    filled = [row for row in rows if len(row.completion_ids)]
+    filled = [row for row in rows if row.trained_tokens]
     for batch in pack(filled, max_tokens=compute.max_tokens):
         must_go_on(compute.abandoned)
         stats += _micro_batch(policy, batch, filled, loss, loss_denominator, compute)
@@ -71,15 +73,17 @@ class TokenLoss:
     ) -> None:
         device = policy.device
         row_of_token_T = torch.from_numpy(batch.row_of_token_T).to(device)
-        lengths_R = torch.from_numpy(batch.completion_lengths_R).to(device)
+        lengths_R = torch.from_numpy(batch.written_lengths_R).to(device)
         self.spec, self.row_of_token, self.lengths = loss, row_of_token_T, lengths_R
-        self.advantages = torch.from_numpy(np.concatenate([row.advantages for row in rows])).to(device)
+        self.advantages = _of_tokens(rows, [row.advantages for row in rows], device)
         self.weights = token_weights(lengths_R, mode=loss.loss_agg_mode, denominator=denominator)[row_of_token_T]
         # Log-probs before the update: as given, or the current ones where none were (one update per batch).
         first_update = all(row.old_logprobs is None for row in rows)
-        self.old = None if first_update else _joined([row.old_logprobs for row in rows], device)
-        self.ref = _joined([row.ref_logprobs for row in rows], device) if loss.kl_coef > 0 else None
-        self.selected = _selected(rows, device)
+        self.old = None if first_update else _of_tokens(rows, [row.old_logprobs for row in rows], device)
+        self.ref = _of_tokens(rows, [row.ref_logprobs for row in rows], device) if loss.kl_coef > 0 else None
+        self.selected = (
+            _of_tokens(rows, [row.selected for row in rows], device) if rows[0].selected is not None else None
+        )
         # Before the first update every ratio is 1, which needs no look at the logits.
         self.row_means = self._row_means(torch.zeros_like(self.advantages)) if first_update else None
         self.foresee = self._foresee if row_function(loss) is not None and not first_update else None
@@ -113,15 +117,11 @@ class TokenLoss:
         return terms.total, terms
 
 
-def _selected(rows: Sequence[TrainRow], device: torch.device) -> Tensor | None:
-    parts = [row.selected for row in rows if row.selected is not None]
-    assert len(parts) in (0, len(rows)), "tokens are selected on some rows only"
-    return torch.from_numpy(np.concatenate(parts)).to(device) if parts else None
-
-
-def _joined(parts: Sequence[LogProbs | None], device: torch.device) -> Tensor:
-    assert all(part is not None for part in parts), "log-probs are missing on some rows"
-    return torch.from_numpy(np.concatenate([part for part in parts if part is not None])).to(device)
+def _of_tokens(rows: Sequence[TrainRow], values: Sequence[npt.NDArray[Any] | None], device: torch.device) -> Tensor:
+    """The values of the tokens that the policy wrote: [R] of [C] -> [T]."""
+    assert all(part is not None for part in values), "values are missing on some rows"
+    parts = [row.written(part) for row, part in zip(rows, values, strict=True) if part is not None]
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
 def micro_batch_stats(
@@ -130,7 +130,7 @@ def micro_batch_stats(
     """What a micro-batch did, as sums."""
     tokens = len(batch.targets_T)
     logprobs_T = outcome.logprobs_T
-    rollout_T = _joined([row.rollout_logprobs for row in rows], logprobs_T.device)
+    rollout_T = _of_tokens(rows, [row.rollout_logprobs for row in rows], logprobs_T.device)
     gap_T = (rollout_T.exp() - logprobs_T.exp()).abs()
     ratio_T = torch.cat([terms.ratio_T for terms in outcome.losses])
     return LossStats(
@@ -145,7 +145,7 @@ def micro_batch_stats(
         max_ratio_deviation=float((ratio_T - 1).abs().max()),
         rollout_probs_diff_sum=float(gap_T.sum()),
         rollout_probs_diff_max=float(gap_T.max()),
-        tokens_delivered=sum(len(row.prompt_ids) for row in rows) + tokens,
+        tokens_delivered=sum(len(row.prompt_ids) + len(row.completion_ids) for row in rows),
         tokens_computed=len(batch.ids_S),
         flops=_train_flops(policy, batch),
     )
@@ -161,14 +161,21 @@ def _train_flops(policy: Policy, batch: PackedBatch) -> float:
 
 @torch.no_grad()
 def log_probs(policy: Policy, rows: Sequence[TrainRow], *, compute: Compute) -> list[LogProbs]:
-    """Log-probs of the completion tokens of each row: [R] rows -> [R] of [C], float32 nats."""
-    result = [np.zeros(0, dtype=np.float32) for _ in rows]
-    filled = [position for position, row in enumerate(rows) if len(row.completion_ids)]
+    """Log-probs of the completion tokens of each row, 0 for those that the policy did not write: [R] rows -> [R] of
+    [C], float32 nats."""
+    result = [np.zeros(len(row.completion_ids), dtype=np.float32) for row in rows]
+    filled = [position for position, row in enumerate(rows) if row.trained_tokens]
     for batch in pack([rows[position] for position in filled], max_tokens=compute.max_tokens):
         must_go_on(compute.abandoned)
         with policy.packed_hidden(batch) as (hidden_TD, targets_T):
             logprobs_T = token_logprobs(hidden_TD, compute.head(policy), targets_T)
-        ends = np.cumsum(batch.completion_lengths_R)[:-1]
-        for position, part in zip(batch.rows, np.split(logprobs_T.cpu().numpy(), ends), strict=True):
-            result[filled[position]] = part.copy()
+        put_by_row(result, logprobs_T.cpu().numpy(), rows, [filled[position] for position in batch.rows])
     return result
+
+
+def put_by_row(result: list[LogProbs], values_T: LogProbs, rows: Sequence[TrainRow], places: Sequence[int]) -> None:
+    """Write the values of a micro-batch's tokens, whose rows stand at those places, where they belong in [R] of [C]."""
+    ends = np.cumsum([rows[place].trained_tokens for place in places])[:-1]
+    for place, part in zip(places, np.split(values_T, ends), strict=True):
+        mask = rows[place].policy_mask
+        result[place][slice(None) if mask is None else mask] = part

@@ -244,6 +244,38 @@ def test_first_ratio_is_one_against_its_own_log_probs(make: Callable[..., AnyBac
     assert second.max_ratio_deviation > first.max_ratio_deviation
 
 
+def test_what_an_environment_wrote_is_neither_scored_nor_counted(make: Callable[..., AnyBackend], name: str) -> None:
+    async def work(backend: AnyBackend) -> Any:
+        assert backend.plays_episodes
+        rows = await sampled(backend, 1, 2)
+        masks = [np.arange(len(row.completion_ids)) % 2 == 0 for row in rows]
+        masked = [replace(row, policy_mask=mask) for row, mask in zip(rows, masks, strict=True)]
+        stats = await backend.forward_backward(masked, loss=LOSS, loss_denominator=1.0)
+        await backend.optim_step(0.0)
+        return masks, await backend.log_probs(rows), await backend.log_probs(masked), stats
+
+    masks, plain, scored, stats = run(make(), work)
+    assert stats.tokens == sum(int(mask.sum()) for mask in masks)
+    for mask, every, mine in zip(masks, plain, scored, strict=True):
+        assert not mine[~mask].any()
+        np.testing.assert_allclose(mine[mask], every[mask], atol=EXACT[name])
+
+
+def test_a_turn_ends_at_a_stop_token(make: Callable[..., AnyBackend]) -> None:
+    async def work(backend: AnyBackend) -> Any:
+        (first,) = await backend.generate(prompts(1), n=4, sampling=SAMPLING)
+        stop = int(first[0].token_ids[0])
+        sampling = replace(SAMPLING, stop_token_ids=(stop,))
+        return stop, first, (await backend.generate(prompts(1), n=4, sampling=sampling))[0]
+
+    stop, first, stopped = run(make(), work)
+    for whole, cut in zip(first, stopped, strict=True):
+        ends = np.flatnonzero(whole.token_ids == stop)
+        wanted = whole.token_ids[: ends[0] + 1] if len(ends) else whole.token_ids
+        assert cut.token_ids.tolist() == wanted.tolist()
+        assert cut.finish_reason == ("stop" if len(ends) else whole.finish_reason)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(make: Callable[..., AnyBackend]) -> None:
     async def work(backend: AnyBackend) -> Any:
         rows = await sampled(backend, 1, 2)

@@ -125,7 +125,7 @@ def naive_padded_loss(model: Any, rows: list[TrainRow], loss: LossSpec, *, tempe
         start, end = len(row.prompt_ids), len(sequence)
         ids[i, :end] = torch.from_numpy(sequence.astype(np.int64))
         attention[i, :end] = 1
-        mask[i, start:end] = 1
+        mask[i, start:end] = 1 if row.policy_mask is None else torch.from_numpy(row.policy_mask).float()
         old[i, start:end] = torch.from_numpy(row.old_logprobs)
         ref[i, start:end] = torch.from_numpy(row.ref_logprobs)
         advantage[i, start:end] = row.advantage

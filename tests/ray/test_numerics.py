@@ -25,7 +25,8 @@ LR = 1e-3
 
 
 def rows() -> list[TrainRow]:
-    """Three groups of four, of different lengths: over two ranks, two groups meet one."""
+    """Three groups of four, of different lengths: over two ranks, two groups meet one. In two rows of each, every third
+    token is an environment's."""
     draw = np.random.default_rng(0)
 
     def ids(length: int) -> Any:
@@ -34,9 +35,11 @@ def rows() -> list[TrainRow]:
     made = []
     for group in range(3):
         prompt = ids(6 + 3 * group)
-        for _ in range(4):
+        for number in range(4):
             own = ids(int(draw.integers(2, 14)))
-            made.append(TrainRow(prompt, own, float(draw.normal()), np.full(len(own), -2.0, np.float32)))
+            mask = np.arange(len(own)) % 3 != 1 if number % 2 else None
+            told = np.full(len(own), -2.0, np.float32)
+            made.append(TrainRow(prompt, own, float(draw.normal()), told, policy_mask=mask))
     return made
 
 
@@ -79,7 +82,7 @@ async def updates(backend: Any) -> tuple[list[Any], list[float], list[OptimStats
     made = rows()
     before = await backend.log_probs(made)
     made = [row.with_old(values) for row, values in zip(made, before, strict=True)]
-    denominator = float(sum(len(row.completion_ids) for row in made))
+    denominator = float(sum(row.trained_tokens for row in made))
     losses, stats = [], []
     for _ in range(2):
         # In two calls: gradients accumulate until the step.

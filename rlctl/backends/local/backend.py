@@ -54,6 +54,8 @@ NOT_STARTED = "the local backend is not started, or is closed already."
 class LocalBackend(Backend[LocalSettings]):
     """GRPO's verbs on a model in this process."""
 
+    plays_episodes = True
+
     def __init__(self, settings: LocalSettings, job: JobSpec) -> None:
         super().__init__(settings, job)
         self._abandoned = threading.Event()

@@ -55,6 +55,8 @@ PROBE_LIMITS = {"float32": (1e-3, 1e-3), "bfloat16": (0.15, 1.0)}
 class RayBackend(Backend[RaySettings]):
     """GRPO's verbs on actors."""
 
+    plays_episodes = True
+
     def __init__(self, settings: RaySettings, job: JobSpec) -> None:
         super().__init__(settings, job)
         self.fleet = Fleet(settings, job)

@@ -24,7 +24,7 @@ from rlctl.engine.checkpointing import checkpoint_layers
 from rlctl.engine.limits import max_memory_bytes
 from rlctl.engine.model import Policy
 from rlctl.engine.packing import PackedBatch, pack
-from rlctl.engine.update import Compute, TokenLoss, micro_batch_stats
+from rlctl.engine.update import Compute, TokenLoss, micro_batch_stats, put_by_row
 from rlctl.errors import NonFinite
 from rlctl.types import JobSpec, LogProbs, LossSpec, LossStats, OptimStats, TrainRow
 
@@ -92,23 +92,21 @@ class ShardedPolicy:
         """[R] rows -> [R] of [C], float32 nats; at the job's temperature unless another is given."""
         compute = self.compute if temperature is None else replace(self.compute, temperature=temperature)
         module = self.engine if not reference or self.job.lora is not None else self.reference
-        result = [np.zeros(0, dtype=np.float32) for _ in rows]
-        filled = [position for position, row in enumerate(rows) if len(row.completion_ids)]
+        result = [np.zeros(len(row.completion_ids), dtype=np.float32) for row in rows]
+        filled = [position for position, row in enumerate(rows) if row.trained_tokens]
         off = lora.switched_off(self.policy.causal_lm) if reference and self.job.lora is not None else nullcontext()
         with off:
             for batch in self._in_step([rows[position] for position in filled]):
                 with ExitStack() as until_end:
                     logprobs_T = module(batch or _empty(), HeadTask(compute), until_end)
                 if batch is not None:
-                    ends = np.cumsum(batch.completion_lengths_R)[:-1]
-                    for position, part in zip(batch.rows, np.split(logprobs_T.cpu().numpy(), ends), strict=True):
-                        result[filled[position]] = part.copy()
+                    put_by_row(result, logprobs_T.cpu().numpy(), rows, [filled[position] for position in batch.rows])
         return result
 
     def forward_backward(self, rows: list[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
         """Add the gradient of these rows to that of the update; see `Backend.forward_backward`."""
         stats = LossStats()
-        filled = [row for row in rows if len(row.completion_ids)]
+        filled = [row for row in rows if row.trained_tokens]
         for batch in self._in_step(filled):
             mine = [EMPTY] if batch is None else [filled[position] for position in batch.rows]
             done = self._micro_batch(batch or _empty(), mine, loss, loss_denominator)

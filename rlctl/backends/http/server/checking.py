@@ -85,7 +85,7 @@ def _row(row: TrainRow, info: BackendInfo, *, longest: int) -> None:
     _ids(row.completion_ids, "a completion", info)
     total = len(row.prompt_ids) + len(row.completion_ids)
     _must(total <= longest, f"a row has {total:,} tokens, at most {longest:,}")
-    for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs", "token_advantages", "selected"):
+    for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs", "token_advantages", "selected", "policy_mask"):
         values = getattr(row, name)
         _must(
             values is None or len(values) == len(row.completion_ids),

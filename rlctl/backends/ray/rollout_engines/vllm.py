@@ -214,7 +214,7 @@ def sampling_parameters(sampling: Sampling, *, n: int, seed: int, end_token_ids:
         max_tokens=sampling.max_new_tokens,
         logprobs=0,
         ignore_eos=True,
-        stop_token_ids=list(end_token_ids),
+        stop_token_ids=sorted({*end_token_ids, *sampling.stop_token_ids}),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
