@@ -259,4 +259,4 @@ def test_live_puts_the_local_backend_through_its_verbs(run):
     assert done.returncode == 0, done.stderr
     trial = json.loads(done.stdout)["trial"]
     assert {check["outcome"] for check in trial["checks"]} == {"ok"}
-    assert len(trial["checks"]) == 9
+    assert len(trial["checks"]) == 10

@@ -139,6 +139,8 @@ class _Trial:
         await self.check("an update that is no number changes nothing", self._refuses_nan())
         if self.backend.accumulates:
             await self.check("gradients add up, however rows are cut", self._accumulates())
+        if self.backend.plays_episodes:
+            await self.check("leaves out what it did not write", self._masks())
         with tempfile.TemporaryDirectory(prefix="rlctl-trial-") as folder:
             await self.check("saves and loads", self._saves(Path(folder) / "saved"))
 
@@ -252,6 +254,24 @@ class _Trial:
         self.version += 2
         _must(math.isclose(norm, norm_of_parts, rel_tol=0.02), f"norm {norm:.4g} at once, {norm_of_parts:.4g} in parts")
         _must(sum(part.tokens for part in parts) == whole.tokens, "parts count other tokens than the whole")
+
+    async def _masks(self) -> None:
+        """Every second token is an environment's, once with an old log-prob that would change the gradient."""
+        masked = [replace(row, policy_mask=np.arange(len(row.completion_ids)) % 2 == 0) for row in self.rows]
+        wild = [replace(row, old_logprobs=np.where(row.policy_mask, row.old_logprobs, -50)) for row in masked]  # type: ignore[arg-type]
+        written, norms = sum(row.trained_tokens for row in masked), []
+        for rows in (masked, wild):
+            stats = await self.backend.forward_backward(rows, loss=LOSS, loss_denominator=float(written))
+            _must(stats.tokens == written, f"it counts {stats.tokens} tokens where {written} are the policy's")
+            norms.append((await self.backend.optim_step(0.0)).grad_norm)
+            self.version += 1
+        told = f"gradient norm {norms[0]:.4g}, {norms[1]:.4g} with other log-probs of tokens that are not the policy's"
+        _must(math.isclose(*norms, rel_tol=0.02), told)
+        scored = await self.backend.log_probs(masked)
+        theirs = [
+            values[~row.policy_mask] for row, values in zip(masked, scored, strict=True) if row.policy_mask is not None
+        ]
+        _must(not np.concatenate(theirs).any(), "log_probs are not 0 where the policy did not write")
 
     async def _saves(self, path: Path) -> None:
         before = await self.backend.log_probs(self.rows)
