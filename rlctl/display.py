@@ -148,11 +148,12 @@ def peak_words(info: BackendInfo) -> str:
 
 def sampling_line(settings: Settings) -> str:
     """The sampling that is really done: nothing is taken from the model's own generation settings."""
-    rollout = settings.rollout
+    rollout, environment = settings.rollout, settings.environment
+    turns = f", in at most {environment.max_turns} turns with {environment.name}" if environment.name else ""
     top_k = "off" if rollout.top_k == -1 else str(rollout.top_k)
     return (
         f"sampling: temperature {rollout.temperature:g}, top_p {rollout.top_p:g}, top_k {top_k}, "
-        f"min_p {rollout.min_p:g}, repetition penalty off, at most {rollout.max_response_length} tokens"
+        f"min_p {rollout.min_p:g}, repetition penalty off, at most {rollout.max_response_length} tokens{turns}"
     )
 
 

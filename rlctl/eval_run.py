@@ -15,6 +15,8 @@ from pathlib import Path
 
 from rlctl import data
 from rlctl.environments.grading import with_own_graders
+from rlctl.environments.playing import Player
+from rlctl.environments.setting_up import must_be_played, player_of, with_environment
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_report import Evaluation, summarise
 from rlctl.eval_saved import sampling_of
@@ -44,6 +46,13 @@ class PreparedEvaluation:
     rewards: RewardSet
     problems: Sequence[Problem]
     notes: Sequence[str]
+    player: Player | None = None
+
+    def close(self) -> None:
+        """End what rewards and environment have running."""
+        self.rewards.close()
+        if self.player is not None:
+            self.player.environment.close()
 
 
 def prepare(settings: Settings, *, limit: int | None) -> PreparedEvaluation:
@@ -55,6 +64,8 @@ def prepare(settings: Settings, *, limit: int | None) -> PreparedEvaluation:
         )
     rewards = rewards_of(settings.reward)
     policy = load_policy(settings)
+    player = player_of(settings, policy.tokenizer, end_token_ids=policy.end_token_ids)
+    rewards, notes = with_environment(rewards, player, own_grader=settings.reward.own_grader)
     problems = data.load_problems(settings.data, split="eval", seed=settings.seed, check=rewards.gold_complaint)
     if not len(problems):
         raise DataError("there are no problems to evaluate on.", hint="name a file: --data FILE")
@@ -62,12 +73,16 @@ def prepare(settings: Settings, *, limit: int | None) -> PreparedEvaluation:
         problems = [problems[i] for i in data.some_of(len(problems), size=limit, seed=settings.seed)]
     sql = SqlProblems(settings, rewards, policy.tokenizer)
     kept, dropped = within_length(settings, policy.tokenizer, sql.ready(problems))
-    rewards, notes = with_own_graders(rewards, settings)
+    if not notes:
+        rewards, notes = with_own_graders(rewards, settings)
+    must_be_played(player, kept)
     notes += sql.notes()
     if dropped:
         limit_tokens = settings.data.max_prompt_length
         notes.append(f"{dropped} prompts longer than data.max_prompt_length = {limit_tokens} tokens are left out")
-    return PreparedEvaluation(settings, policy.model, policy.tokenizer, policy.end_token_ids, rewards, kept, notes)
+    return PreparedEvaluation(
+        settings, policy.model, policy.tokenizer, policy.end_token_ids, rewards, kept, notes, player
+    )
 
 
 async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path, name: str) -> tuple[Evaluation, int]:
@@ -86,6 +101,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
                 n=settings.eval.n,
                 sampling=settings.evaluation(),
                 seed=settings.seed,
+                player=prepared.player,
             )
             finished: Groups = []
 
@@ -112,7 +128,7 @@ async def run(prepared: PreparedEvaluation, *, reporter: Reporter, samples: Path
             try:
                 await backend.close()
             finally:
-                await asyncio.to_thread(prepared.rewards.close)
+                await asyncio.to_thread(prepared.close)
 
 
 def _write(path: Path, groups: Groups, *, model: str, task: str) -> None:

@@ -20,6 +20,7 @@ from rlctl.algorithms.comparing import AdvantageSpec, comparable, plain_rows, wi
 from rlctl.algorithms.correction import CorrectionSpec, corrected
 from rlctl.algorithms.covariance import SelectionSpec, with_selection
 from rlctl.backends.base import AnyBackend
+from rlctl.environments.playing import Player
 from rlctl.perf import Stopwatch
 from rlctl.rewards.shaping import ShapingSpec
 from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
@@ -65,17 +66,18 @@ async def grpo_step(
     score: Score,
     config: GrpoConfig,
     lr: float,
+    player: Player | None = None,
     more: More | None = None,
     refused: Callable[[Refused], Awaitable[None]] | None = None,
     watch: Stopwatch | None = None,
 ) -> StepReport:
     """Sample, score, compare, update, publish: one step on P problems.
 
-    With `more`, groups without signal are replaced by groups of the further problems it gives. `refused` is told
-    of each update that was not taken, before the next one.
+    With `player`, an environment answers the policy, turn by turn. With `more`, groups without signal are replaced by
+    groups of the further problems it gives. `refused` is told of each update that was not taken, before the next one.
     """
     watch = watch or Stopwatch()
-    sampler = sampler_of(config, backend=backend, tokenizer=tokenizer, score=score, watch=watch)
+    sampler = sampler_of(config, backend=backend, tokenizer=tokenizer, score=score, watch=watch, player=player)
     sampled = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=config.max_refills)  # [P][n]
 
     groups = [comparable(group, config.advantage) for group in sampled.chosen]  # [P][<= n]
@@ -137,6 +139,7 @@ def sampler_of(
     tokenizer: Tokenizer,
     score: Score,
     watch: Stopwatch,
+    player: Player | None = None,
 ) -> Sampler:
     """What samples and scores the groups of a training step."""
     return Sampler(
@@ -147,6 +150,7 @@ def sampler_of(
         sampling=config.sampling,
         seed=config.seed,
         watch=watch,
+        player=player,
         shaping=config.shaping,
         baselines=config.advantage.estimator.needs_baseline,
     )

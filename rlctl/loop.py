@@ -76,7 +76,7 @@ async def run(
             try:
                 await watched.close()
             finally:
-                await watch.until("the rewards to close", asyncio.to_thread(prepared.rewards.close))
+                await watch.until("the rewards to close", asyncio.to_thread(prepared.close))
 
 
 async def _started(backend: Watched, stopping: Stopping) -> Any:
@@ -193,6 +193,7 @@ class _Run:
             score=self._score,
             config=self.config,
             lr=learning_rate(self.settings, step, total=self.total),
+            player=self.prepared.player,
             more=(lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None,
             refused=lambda refused: self.safeguard.keep(step, refused),
             watch=self.meter.stopwatch() if self.meter else None,
@@ -250,6 +251,7 @@ class _Run:
             n=settings.eval.n,
             sampling=settings.evaluation(),
             seed=settings.seed,
+            player=self.prepared.player,
         )
         problems = self.prepared.eval_problems
         self.reporter.evaluating(step)

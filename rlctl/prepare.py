@@ -15,6 +15,8 @@ from rlctl.curriculum import Curriculum
 from rlctl.data import Pool
 from rlctl.data_filters import overlapping
 from rlctl.environments.grading import with_own_graders
+from rlctl.environments.playing import Player
+from rlctl.environments.setting_up import must_be_played, player_of, with_environment
 from rlctl.errors import ConfigError, DataError, ModelError
 from rlctl.feed import Feed
 from rlctl.rewards import RewardSet
@@ -79,6 +81,14 @@ class Prepared:
     """Evaluation problems whose question is trained on too."""
     geometry: Geometry
     notes: Sequence[str]
+    player: Player | None = None
+    """The environment that answers each turn; None where a completion is one turn."""
+
+    def close(self) -> None:
+        """End what rewards and environment have running."""
+        self.rewards.close()
+        if self.player is not None:
+            self.player.environment.close()
 
     @property
     def problems(self) -> Sequence[Problem]:
@@ -90,10 +100,14 @@ def prepare(settings: Settings) -> Prepared:
     """Load and check what a run needs. Raises ConfigError (DataError, ModelError) with the cure."""
     rewards = rewards_of(settings.reward)
     model, tokenizer, end_token_ids, model_config = load_policy(settings)
+    player = player_of(settings, tokenizer, end_token_ids=end_token_ids)
+    rewards, told = with_environment(rewards, player, own_grader=settings.reward.own_grader)
     pools, eval_problems, notes = _problems(settings, tokenizer, rewards)
-    rewards, told = with_own_graders(rewards, settings)
+    if not told:
+        rewards, told = with_own_graders(rewards, settings)
     notes += told
     problems = data.joined(pools)
+    must_be_played(player, problems)
     _must_know_ids(tokenizer, problems[0] if len(problems) else None, model_config)
     shared = _num_shared_questions(pools, eval_problems)
     if shared:
@@ -101,7 +115,9 @@ def prepare(settings: Settings) -> Prepared:
     if settings.reward.check:
         notes += check_golds(rewards, problems)
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
-    return Prepared(settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes)
+    return Prepared(
+        settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes, player
+    )
 
 
 class Policy(NamedTuple):

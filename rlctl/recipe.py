@@ -46,7 +46,15 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
     job = settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
     # An evaluation updates nothing.
     plan = settings.plan(steps=prepared.geometry.steps) if isinstance(prepared, Prepared) else None
-    backend: AnyBackend = spec.load("backend")(own, replace(job, plan=plan))
+    kind = spec.load("backend")
+    if settings.environment.name is not None and not kind.plays_episodes:
+        raise ConfigError(
+            f"environment.name = {settings.environment.name!r}: backend {settings.backend!r} cannot leave the "
+            "environment's tokens out of the loss, or go on from token ids, so it would train on what the policy did "
+            "not write.",
+            hint="take a backend that can: local, ray.",
+        )
+    backend: AnyBackend = kind(own, replace(job, plan=plan))
     if plan is not None and (obstacle := backend.loss_obstacle(plan.loss)) is not None:
         raise ConfigError(
             f"backend {settings.backend} cannot compute this loss: {obstacle}.",

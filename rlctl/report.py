@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rlctl.perf import mfu
 from rlctl.rewards.outcome import FAILURE_KINDS
 from rlctl.step_report import StepReport
-from rlctl.types import BackendInfo, OptimStats, Rollout
+from rlctl.types import BackendInfo, EpisodeEnd, OptimStats, Rollout
 
 Metrics = dict[str, Any]
 
@@ -28,6 +28,7 @@ def step_metrics(report: StepReport, info: BackendInfo, *, task: str, epoch: int
         **_filling_metrics(report),
         **_by_source(report, task),
         **_length_metrics(report),
+        **episode_metrics(report.rollouts, seconds=report.seconds.get("environment", 0.0)),
         **_actor_metrics(report),
         **_correction_metrics(report),
         **_timing_metrics(report, seconds),
@@ -133,6 +134,32 @@ def _length_metrics(report: StepReport) -> Metrics:
         "response_length/max": max(lengths, default=None),
         "response_length/clip_ratio": ratio(sum(r.completion.truncated for r in report.rollouts), len(lengths)),
         "prompt_length/mean": mean(len(group[0].prompt.token_ids) for group in report.groups),
+    }
+
+
+def episode_metrics(rollouts: Sequence[Rollout], *, seconds: float) -> Metrics:
+    """What an environment did in its `seconds`; nothing where none answers."""
+    episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
+    if not episodes:
+        return {}
+    turns = [episode.num_turns for episode in episodes]
+    own = sorted({name for episode in episodes for name in episode.metrics})
+    endings = Counter(episode.ending for episode in episodes)
+    return {
+        "num_turns/mean": mean(turns),
+        "num_turns/min": min(turns),
+        "num_turns/max": max(turns),
+        "environment/tool_calls/mean": mean(episode.tool_calls for episode in episodes),
+        "environment/tool_errors/mean": mean(episode.tool_errors for episode in episodes),
+        "environment/observation_tokens/mean": mean(episode.observation_tokens for episode in episodes),
+        "environment/answers_cut/mean": mean(episode.answers_cut for episode in episodes),
+        "environment/reward/mean": mean(episode.reward for episode in episodes),
+        **{f"environment/ended_by/{ending}": ratio(endings[ending], len(episodes)) for ending in get_args(EpisodeEnd)},
+        **{
+            f"environment/metrics/{name}/mean": mean(episode.metrics.get(name, 0.0) for episode in episodes)
+            for name in own
+        },
+        "timing_s/environment": seconds,
     }
 
 
@@ -256,6 +283,7 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
             f"val-aux/{source}/{name}/mean@{n}": mean(r.scores[name] for r in rollouts if name in r.scores)
             for name in others
         },
+        **_played_metrics(source, rollouts),
         f"val-aux/{source}/num_problems": len(groups),
         f"val-aux/{source}/failed": sum(r.reward is None for r in rollouts),
         f"val-aux/{source}/response_length/mean": mean(len(r.completion.token_ids) for r in rollouts),
@@ -263,6 +291,13 @@ def _source_metrics(source: str, groups: Sequence[Sequence[Rollout]], task: str)
             sum(r.completion.truncated for r in rollouts), len(rollouts)
         ),
     }
+
+
+def _played_metrics(source: str, rollouts: Sequence[Rollout]) -> Metrics:
+    """Turns and tools of an evaluation; nothing where no environment answers."""
+    found = episode_metrics(rollouts, seconds=0.0)
+    shown = ("num_turns/mean", "environment/tool_calls/mean", "environment/tool_errors/mean")
+    return {f"val-aux/{source}/{key.removeprefix('environment/')}": found[key] for key in shown if found}
 
 
 def solved_by(group: Sequence[Rollout], task: str, k: int) -> float | None:

@@ -1,6 +1,7 @@
 """From problems to scored groups of completions: the sampling and grading that steps and evaluations share.
 
-A group is the n completions of one problem. With dynamic sampling, groups whose rewards are all equal are replaced by
+A group is the n completions of one problem; where an environment answers, a completion is all turns of a rollout
+(`environments/playing.py`). With dynamic sampling, groups whose rewards are all equal are replaced by
 groups of further problems until the batch is full or a bound is reached; everything sampled is kept for the record.
 
 Source of dynamic sampling: DAPO, https://arxiv.org/abs/2503.14476, section 3.2.
@@ -13,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlctl.backends.base import AnyBackend
+from rlctl.environments.episode import Played
+from rlctl.environments.playing import Player, play
 from rlctl.perf import Stopwatch
 from rlctl.rewards.scoring import Scored
 from rlctl.rewards.shaping import ShapingSpec, shaped
@@ -44,6 +47,8 @@ class Sampler:
     sampling: Sampling
     seed: int
     watch: Stopwatch = field(default_factory=Stopwatch)
+    player: Player | None = None
+    """The environment that answers each turn; without one a completion is one turn."""
     stats: GenerateStats = field(default_factory=GenerateStats)
     shaping: ShapingSpec | None = None
     """What is done to the rewards of a group; None, as in evaluations, leaves them as they are."""
@@ -61,11 +66,32 @@ class Sampler:
     async def _sampled(
         self, problems: Sequence[Problem], prompts: Sequence[Prompt], *, n: int, sampling: Sampling
     ) -> Groups:
+        if self.player is not None:
+            return await self._played(self.player, problems, prompts, n=n, sampling=sampling)
         async with self.watch("gen"):
-            completions = await self.backend.generate(prompts, n=n, sampling=sampling)
-            self.stats = self.stats + self.backend.generate_stats
+            completions = await self._generate(prompts, n, sampling)
         async with self.watch("reward"):
             return await self._scored(problems, prompts, completions)
+
+    async def _generate(self, prompts: Sequence[Prompt], n: int, sampling: Sampling) -> list[list[Completion]]:
+        completions = await self.backend.generate(prompts, n=n, sampling=sampling)
+        self.stats = self.stats + self.backend.generate_stats
+        return completions
+
+    async def _played(
+        self, player: Player, problems: Sequence[Problem], prompts: Sequence[Prompt], *, n: int, sampling: Sampling
+    ) -> Groups:
+        """Rollouts with an environment, each scored unless the environment failed in it."""
+        pairs = list(zip(problems, prompts, strict=True))
+        played = await play(player, pairs, n=n, sampling=sampling, generate=self._generate, watch=self.watch)
+        whole = [one for group in played for one in group if one.failure is None]
+        async with self.watch("reward"):
+            scored = iter(await self.score([(one.problem, one.text) for one in whole]))
+        name = player.environment.name
+        return [
+            [_of_played(problem, one, None if one.failure else next(scored), name) for one in group]
+            for problem, group in zip(problems, played, strict=True)
+        ]
 
     async def _with_baselines(self, groups: Groups) -> Groups:
         """Each rollout with the reward of its prompt's likeliest completion; None where that failed."""
@@ -99,6 +125,15 @@ def _rollout(problem: Problem, prompt: Prompt, completion: Completion, text: str
     return Rollout(
         problem, prompt, completion, text, scored.reward, scored.scores, note, scored.failures, parts=scored.parts
     )
+
+
+def _of_played(problem: Problem, one: Played, scored: Scored | None, environment: str) -> Rollout:
+    if scored is None:
+        assert one.failure is not None
+        note = f"environment {environment} on {problem.id}: {one.failure.text}"
+        scored = Scored(None, {}, note, note, (one.failure.kind,))
+    rollout = _rollout(problem, one.prompt, one.completion, one.text, scored)
+    return replace(rollout, episode=one.episode)
 
 
 def counted(group: Sequence[Rollout]) -> list[Rollout]:

@@ -18,7 +18,7 @@ from typing import Any
 from rlctl import __version__, durable
 from rlctl.errors import CheckpointError, ConfigError, RlctlError
 from rlctl.logs import Log, strict
-from rlctl.types import BackendInfo, Rollout
+from rlctl.types import BackendInfo, Episode, Rollout
 
 __all__ = ["RunFiles", "run_folder", "sample_record", "spread", "strict"]
 
@@ -109,6 +109,19 @@ def sample_record(rollout: Rollout) -> dict[str, Any]:
         "finish_reason": rollout.completion.finish_reason,
         "tokens": len(rollout.completion.token_ids),
         "prompt_tokens": len(rollout.prompt.token_ids),
+        **_episode_record(rollout.episode),
+    }
+
+
+def _episode_record(episode: Episode | None) -> dict[str, Any]:
+    """The turns of a rollout: who wrote what, in order."""
+    if episode is None:
+        return {}
+    return {
+        "turns": [{"writer": writer, "text": text} for writer, text in episode.parts],
+        "ending": episode.ending,
+        "tool_calls": episode.tool_calls,
+        "tool_errors": episode.tool_errors,
     }
 
 

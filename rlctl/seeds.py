@@ -27,6 +27,12 @@ def sample_seed(seed: int, sample: int) -> int:
     return _hashed(f"sample/{seed}/{sample}")
 
 
+def turn_seed(seed: int, *, sample: int, turn: int) -> int:
+    """64-bit seed of a turn of the sample-th rollout of a prompt with that seed; siblings draw their first turn
+    together, by `sample_seed`."""
+    return _hashed(f"turn/{seed}/{sample}/{turn}")
+
+
 def update_seed(run_seed: int, step: int, update: int) -> int:
     """64-bit seed of what the update-th update of a step draws."""
     return _hashed(f"update/{run_seed}/{step}/{update}")

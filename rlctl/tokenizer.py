@@ -7,6 +7,7 @@ special tokens a second time. transformers is imported only when a tokenizer is 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,8 +38,10 @@ class ChatTokenizer:
         prompt_format: str = "chat",
         system_prompt: str | None = None,
         prompt_suffix: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.tokenizer = tokenizer
+        self.tools = list(tools) or None
         self.prompt_format = prompt_format
         self.system_prompt = system_prompt
         self.prompt_suffix = prompt_suffix
@@ -52,7 +55,9 @@ class ChatTokenizer:
             if self.system_prompt is not None and conversation[0][0] != "system":
                 conversation.insert(0, ("system", self.system_prompt))
             messages = [{"role": role, "content": content} for role, content in conversation]
-            rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tools=self.tools, tokenize=False, add_generation_prompt=True
+            )
             ids = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 

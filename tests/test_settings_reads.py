@@ -110,7 +110,7 @@ SMALL = ["backend=fake", "data.eval_size=4", "rollout.n=2", "rollout.max_respons
     ("preset", "variant", "where"),
     [
         ("smoke", None, MATH), ("gsm8k-grpo", "gpu", MATH), ("gsm8k-grpo", "embedded", MATH),
-        ("gsm8k-grpo", "cpu", MATH),
+        ("gsm8k-grpo", "cpu", MATH), ("calculator-tool", None, MATH),
         ("bird-grpo", "gpu", SQL), ("bird-grpo", "embedded", SQL), ("bird-grpo", "cpu", SQL),
     ],
 )  # fmt: skip

@@ -27,6 +27,7 @@ def test_the_wheel_holds_presets_and_the_embedded_model(wheel: Path) -> None:
     for wanted in (
         "rlctl/presets/gsm8k-grpo.toml",
         "rlctl/presets/smoke.toml",
+        "rlctl/presets/calculator-tool.toml",
         "rlctl/embedded/tiny/model.safetensors",
         "rlctl/embedded/tiny-sql/model.safetensors",
         "rlctl/presets/bird-grpo.toml",

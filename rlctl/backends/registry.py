@@ -149,6 +149,22 @@ _outcomes: dict[_Door, RlctlError | None] = {}
 """What came of each plugin that was imported: None when it registered its backends."""
 
 
+def open_plugins() -> list[RlctlError]:
+    """Import the modules of RLCTL_PLUGINS, once, for other registries than this one; returns the failures."""
+    return _open_unnamed()
+
+
+def announces_more(module: str) -> str:
+    """Note that a module announces something beside backends, so that it need announce none; who it is, in words."""
+    door = _opening[-1] if _opening else None
+    _announcing.update({module} if door is None else {module, door.module})
+    return f"module {module}" if door is None else door.origin
+
+
+_announcing: set[str] = set()
+"""Modules that announced something else than a backend."""
+
+
 def _open(door: _Door) -> None:
     """Import a plugin, once. Raises the same error each time it is asked for one that failed."""
     if door not in _outcomes:
@@ -251,7 +267,7 @@ def _check_single_claim(door: _Door) -> None:
 
 def _check_registered(door: _Door, file: str, *, new: set[str]) -> None:
     """The module may have been imported before, by its user or through the other door; then its names are there."""
-    if door.name in _specs or (not door.name and (new or _names_from(door.module))):
+    if door.name in _specs or (not door.name and (new or _names_from(door.module) or door.module in _announcing)):
         return
     if not door.name and door.module in registering_modules:  # it brings an estimator or a loss
         return

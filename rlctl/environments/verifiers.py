@@ -1,8 +1,9 @@
-"""`verifiers:NAME`: the problems and the rubric of an environment package, if a problem is one question and one answer.
+"""`verifiers:NAME`: the problems of an environment package, and its rubric where a problem is question and answer.
 
-NAME is what `verifiers.load_environment` takes, `data.options` its arguments. Environments of several turns, with tools
-or with rewards that compare a group are refused. A prompt is the environment's whole conversation, its system message
-included. The rubric is the environment's own and runs in this process.
+NAME is what `verifiers.load_environment` takes, `data.options` its arguments. Environments of several turns or with
+tools are played by `verifiers_turns.py`; those with rewards that compare a group are refused. A prompt is the
+environment's whole conversation, its system message included. The rubric is the environment's own and runs in this
+process.
 
 Package: https://github.com/PrimeIntellect-ai/verifiers, releases before 0.2, whose environments are Python objects; the
 later ones run theirs as servers.
@@ -23,18 +24,21 @@ if TYPE_CHECKING:  # sources imports this module
     from rlctl.sources import Request
 
 PREFIX = "verifiers:"
+SEVERAL_TURNS = "several_turns"
+"""Key in `Problem.extra`: whether the environment has to answer the policy, so that `environment.name` is needed."""
 INSTALL = "pip install 'rlctl[verifiers]', and the package of the environment itself"
 
 
 def load(request: Request) -> list[Problem]:
-    """The problems of an environment. Raises DataError when it cannot be loaded or has more than one turn."""
+    """The problems of an environment. Raises DataError when it cannot be loaded or is of no kind that can be played."""
     options = json.dumps(dict(request.spec.options), sort_keys=True)
-    environment = _environment(request.name, options)
+    environment = environment_of(request.name, options)
     if request.split == "train":
         rows = environment.get_dataset(seed=request.seed)
     else:
         rows = environment.get_eval_dataset(n=request.eval_size, seed=request.seed)
-    found = {"grader": PREFIX, "environment": request.name, "options": options}
+    several = not isinstance(environment, _package().SingleTurnEnv)
+    found = {"grader": PREFIX, "environment": request.name, "options": options, SEVERAL_TURNS: several}
     return [_problem(request, number, row, found) for number, row in enumerate(rows)]
 
 
@@ -55,7 +59,9 @@ def _problem(request: Request, number: int, row: Mapping[str, Any], found: Mappi
 
 async def grade(problem: Problem, completion: str) -> RewardResult:
     """What the environment's rubric gives for the completion: its weighted sum."""
-    environment = _environment(problem.extra["environment"], problem.extra["options"])
+    environment = environment_of(problem.extra["environment"], problem.extra["options"])
+    if problem.extra.get(SEVERAL_TURNS):
+        raise ValueError("an environment of several turns grades only what it has played: set environment.name")
     state = _state(problem, completion)
     await environment.rubric.score_rollout(state)
     metrics = ", ".join(f"{name} {value:g}" for name, value in (state.get("metrics") or {}).items())
@@ -74,7 +80,8 @@ def _state(problem: Problem, completion: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _environment(name: str, options: str) -> Any:
+def environment_of(name: str, options: str) -> Any:
+    """The environment of that name, made with those options, as JSON. Raises DataError."""
     verifiers = _package()
     try:
         environment = verifiers.load_environment(name, **json.loads(options))
@@ -84,11 +91,11 @@ def _environment(name: str, options: str) -> Any:
         raise DataError(
             f"verifiers:{name} cannot be loaded: {error}{cause}", hint="install the environment's own package."
         ) from error
-    if not isinstance(environment, verifiers.SingleTurnEnv):
+    if not isinstance(environment, verifiers.MultiTurnEnv):
         raise DataError(
-            f"verifiers:{name} is a {type(environment).__name__}: environments of several turns or with tools cannot "
-            "be trained on yet.",
-            hint="take one that is a SingleTurnEnv.",
+            f"verifiers:{name} is a {type(environment).__name__}, which is no MultiTurnEnv and cannot be played turn "
+            "by turn.",
+            hint="take one that is a SingleTurnEnv, a MultiTurnEnv or a ToolEnv.",
         )
     if environment.rubric.has_group_rewards:
         raise DataError(f"verifiers:{name} has rewards that compare a group of completions, which rlctl cannot call.")

@@ -165,5 +165,5 @@ async def _value(reward: NamedReward, problem: Problem, completion: str) -> obje
         return reward.function(problem, completion)
     if is_async(reward.function):
         return await on_reward_loop(lambda: reward.function(problem, completion))
-    value = await in_thread(reward, problem, completion)
+    value = await in_thread(f"reward {reward.name}", lambda: reward.function(problem, completion))
     return await on_reward_loop(lambda: value) if inspect.isawaitable(value) else value

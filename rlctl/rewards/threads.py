@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable
 
 from rlctl.errors import RewardError
-from rlctl.rewards.base import NamedReward, Reward
-from rlctl.types import Problem
+from rlctl.rewards.base import Reward
 
 MAX_STUCK_THREADS = 64
 """Threads that outlived their time-out. Each holds memory, and perhaps a core, until the process ends."""
@@ -60,19 +59,19 @@ _Answer = tuple[object, BaseException | None]
 _stuck: set[threading.Thread] = set()
 
 
-async def in_thread(reward: NamedReward, problem: Problem, completion: str) -> object:
-    """The function's result; when cancelled, its thread is counted as stuck for as long as it runs."""
-    _refuse_too_many_stuck(reward)
+async def in_thread(name: str, work: Callable[[], object]) -> object:
+    """What `work` gives, in a thread of that name; when cancelled, it is counted as stuck for as long as it runs."""
+    _refuse_too_many_stuck(name)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[_Answer] = loop.create_future()
 
-    def work() -> None:
-        outcome = _run(reward, problem, completion)
+    def do() -> None:
+        outcome = _run(work)
         # A closed loop raises: nobody waits for the answer any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_deliver, answer, outcome)
 
-    thread = threading.Thread(target=work, name=f"reward {reward.name}", daemon=True)
+    thread = threading.Thread(target=do, name=name, daemon=True)
     thread.start()
     try:
         value, error = await answer
@@ -84,10 +83,10 @@ async def in_thread(reward: NamedReward, problem: Problem, completion: str) -> o
     return value
 
 
-def _run(reward: NamedReward, problem: Problem, completion: str) -> _Answer:
+def _run(work: Callable[[], object]) -> _Answer:
     try:
-        return reward.function(problem, completion), None
-    # Not handled here, only carried to the event loop, where `_guarded` decides.
+        return work(), None
+    # Not handled here, only carried to the event loop, where the caller decides.
     except BaseException as error:
         return None, error
 
@@ -97,10 +96,10 @@ def _deliver(answer: asyncio.Future[_Answer], outcome: _Answer) -> None:
         answer.set_result(outcome)
 
 
-def _refuse_too_many_stuck(reward: NamedReward) -> None:
+def _refuse_too_many_stuck(name: str) -> None:
     _stuck.difference_update([thread for thread in _stuck if not thread.is_alive()])
     if len(_stuck) > MAX_STUCK_THREADS:
         raise RewardError(
-            f"reward {reward.name}: {len(_stuck)} calls still run after their time-out.",
+            f"{name}: {len(_stuck)} calls still run after their time-out.",
             hint="a thread cannot be ended from outside; give the function a time limit of its own.",
         )

@@ -34,8 +34,17 @@ class Sample:
     note: str
     finish_reason: str
     tokens: int | None
+    turns: tuple[tuple[str, str], ...]
+    """Who wrote what, in order, where an environment answered."""
     record: Record
     """The whole line."""
+
+    @property
+    def marked(self) -> str:
+        """The completion; where an environment answered, its lines begin with `> `."""
+        bars = {"environment": "> "}
+        lines = [f"{bars.get(writer, '')}{each}" for writer, text in self.turns for each in text.split("\n")]
+        return "\n".join(lines) if lines else self.completion
 
 
 def read_samples(folder: Path) -> tuple[list[Sample], tuple[str, ...]]:
@@ -60,8 +69,14 @@ def _sample(record: Record) -> Sample:
         note=_text(record, "note"),
         finish_reason=_text(record, "finish_reason"),
         tokens=tokens if isinstance(tokens, int) else None,
+        turns=_turns(record.get("turns")),
         record=record,
     )
+
+
+def _turns(value: Any) -> tuple[tuple[str, str], ...]:
+    listed = value if isinstance(value, list) else []
+    return tuple((_text(turn, "writer"), _text(turn, "text")) for turn in listed if isinstance(turn, dict))
 
 
 def _text(record: Record, key: str) -> str:
@@ -107,7 +122,24 @@ def _one(sample: Sample, *, most: int | None) -> str:
     lines = [f"--- {'  '.join(head)}"]
     lines += [f"note: {printable(sample.note, one_line=True)}"] if sample.note else []
     lines += [_block("question", sample.question, most), _block("answer", sample.answer, most)]
-    return "\n".join([*lines, _block("completion", sample.completion, most), ""])
+    return "\n".join([*lines, _completion(sample, most), ""])
+
+
+def _completion(sample: Sample, most: int | None) -> str:
+    """What was written after the prompt; where an environment answered, its lines have a mark of their own."""
+    if not sample.turns:
+        return _block("completion", sample.completion, most)
+    room = most
+    blocks = ["completion (| the policy, > the environment):"]
+    for writer, text in sample.turns:
+        if room is not None and room <= 0:
+            blocks.append("  ... further turns: --full shows all")
+            break
+        bar = ">" if writer == "environment" else "|"
+        cut = text if room is None else shortened(text, room)
+        blocks += [f"  {bar} {each}" for each in printable(cut).split("\n")]
+        room = None if room is None else room - len(text)
+    return "\n".join(blocks)
 
 
 def reward_words(sample: Sample) -> str:

@@ -17,6 +17,7 @@ from rlctl.algorithms.losses import agg_mode_of
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.settings.algorithm import AlgorithmSettings
 from rlctl.settings.data import DataSettings
+from rlctl.settings.environment import EnvironmentSettings
 from rlctl.settings.model import ModelSettings
 from rlctl.settings.reward import RewardSettings
 from rlctl.settings.rollout import EvalSettings, RolloutSettings
@@ -48,6 +49,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     rollout: RolloutSettings = RolloutSettings()
+    environment: EnvironmentSettings = EnvironmentSettings()
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     trainer: TrainerSettings = TrainerSettings()
