@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.text import Text
 
 from rlctl.live.glyphs import Glyphs
@@ -19,13 +21,28 @@ def sample_lines(rollout: Rollout | None, width: int, height: int, *, glyphs: Gl
     asked = one_line(_bounded(rollout.problem.question, width, room), encoding=glyphs.encoding)
     question = wrapped(f"> {asked}", width, style=DIM)
     num_question = max(1, min(len(question), room // 3)) if room > 1 else 0
-    completion = wrapped(printable(_bounded(rollout.text, width, room), encoding=glyphs.encoding).strip("\n"), width)
+    completion = _completion(rollout, width, room, glyphs)
     rows = [
         heading,
         *_first(question, num_question, glyphs),
         *_both_ends(completion, room - num_question, glyphs),
     ]
     return [cut(row, width, ellipsis=glyphs.cut) for row in rows[:height]]
+
+
+def _completion(rollout: Rollout, width: int, room: int, glyphs: Glyphs) -> list[Text]:
+    """What was written after the prompt; what an environment answered is dim, behind an arrow."""
+
+    def shown(text: str, **style: Any) -> list[Text]:
+        harmless = printable(_bounded(text, width, room), encoding=glyphs.encoding).strip("\n")
+        return wrapped(f"<- {harmless}" if style else harmless, width, **style)
+
+    if rollout.episode is None:
+        return shown(rollout.text)
+    styles: dict[str, dict[str, Any]] = {"policy": {}, "environment": {"style": DIM}}
+    parts = rollout.episode.parts
+    some = parts if len(parts) <= 2 * room else (*parts[:room], *parts[-room:])
+    return [row for writer, text in some if text for row in shown(text, **styles[writer])]
 
 
 def _worth(rollout: Rollout, glyphs: Glyphs) -> str:

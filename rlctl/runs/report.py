@@ -262,7 +262,7 @@ def _within_budget(samples: Sequence[Sample]) -> Iterator[tuple[int | None, dict
     """(step, the words of a sample) as long as TEXT_BYTES last."""
     budget = TEXT_BYTES
     for each in samples:
-        texts = (each.question, each.answer, each.completion)
+        texts = (each.question, each.answer, each.marked)
         question, answer, completion = (printable(shortened(text, TEXT_CHARACTERS)) for text in texts)
         # What HTML escapes takes at most six bytes, any other character at most four.
         budget -= 6 * (len(question) + len(answer) + len(completion))

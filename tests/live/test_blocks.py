@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlctl.live.glyphs import ASCII, UNICODE, glyphs_for
 from rlctl.live.health import diagnosis_lines, signal_lines, speed_lines
+from rlctl.live.lines import DIM
 from rlctl.live.phases import phase_lines, phase_seconds, widths
 from rlctl.live.progress import activity, duration, num_evaluations, progress_lines, seconds_left
 from rlctl.live.sample import sample_lines
 from rlctl.live.sparkline import curve_lines, sparkline
 from rlctl.live.state import State
 from rlctl.live.table import fitting_columns, table_lines, whole_width
+from rlctl.types import Episode
 from tests.live.story import metrics, rollout, state
 
 LEVELS = "12345678"
@@ -218,3 +222,13 @@ def test_the_rollout_shown_comes_from_all_places_of_a_batch() -> None:
         seen.add(run.rollout.text)
         run.add(metrics(step))
     assert len(seen) == 256
+
+
+def test_what_an_environment_answered_is_told_from_what_the_policy_wrote() -> None:
+    parts = (("policy", "3*4=<<3*4="), ("environment", "12>>"), ("policy", "12 eggs\n#### 12"))
+    played = replace(rollout("not shown"), episode=Episode(parts, "done", 2))
+    rows = sample_lines(played, 40, 10, glyphs=UNICODE, step=3)
+    assert plain(rows)[2:] == ["3*4=<<3*4=", "<- 12>>", "12 eggs", "#### 12"]
+    assert [str(span.style) for span in rows[3].spans] == [DIM]
+    many = replace(played, episode=Episode(parts * 5000, "turns", 10_000))
+    assert len(sample_lines(many, 40, 10, glyphs=ASCII, step=3)) == 10
