@@ -336,4 +336,4 @@ def test_deleting_the_folder_and_one_line_removes_the_backend(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False,
                           env={"PYTHONPATH": str(tmp_path), "PATH": ""})  # fmt: skip
-    assert done.stdout.strip() == f"{tmp_path / 'rlctl' / '__init__.py'} ['local', 'ray']", done.stderr
+    assert done.stdout.strip() == f"{tmp_path / 'rlctl' / '__init__.py'} ['http', 'local', 'ray']", done.stderr

@@ -18,7 +18,8 @@ from rlctl.algorithms.covariance import SelectionSpec, with_selection
 from rlctl.engine import update
 from rlctl.engine.model import wrap
 from rlctl.engine.packing import pack
-from rlctl.types import LossAggMode, LossStats, Refused, TrainRow
+from rlctl.step_report import Refused
+from rlctl.types import LossAggMode, LossStats, TrainRow
 from tests import defaults
 from tests.engine.test_exactness import family, naive_padded_loss, plain_logprobs, some_rows
 

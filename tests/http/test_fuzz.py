@@ -89,7 +89,14 @@ def bodies() -> dict[str, bytes]:
     """One that each verb takes, small, for mutations to start from."""
     ids, logprobs = np.arange(5, 9, dtype=np.int32), -np.ones(4, dtype=np.float32)
     row = TrainRow(
-        ids[:2], ids, 1.0, logprobs, old_logprobs=logprobs, token_advantages=-logprobs, selected=np.array([True] * 4)
+        ids[:2],
+        ids,
+        1.0,
+        logprobs,
+        old_logprobs=logprobs,
+        token_advantages=-logprobs,
+        selected=np.array([True] * 4),
+        policy_mask=np.array([True, False, True, True]),
     )
     loss = replace(LOSS, policy_loss="clip_cov", token_advantages=True)
     requests: dict[str, Any] = {

@@ -49,6 +49,8 @@ BEFORE_LOAD = ("start", "load", "stacks")
 class HttpBackend(Backend[HttpSettings]):
     """GRPO's verbs on another machine."""
 
+    plays_episodes = True  # where the hosted one does; else the server says so at the first turn
+
     def __init__(self, settings: HttpSettings, job: JobSpec) -> None:
         super().__init__(settings, job)
         self._transport: Transport | None = None

@@ -28,12 +28,17 @@ SEEDS = 2**64
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def must_make_sense(request: Any, *, job: JobSpec, info: BackendInfo | None) -> None:
-    """Raises WireError, naming what is wrong. `info` is None before the start, when only `start` is taken."""
+def must_make_sense(request: Any, *, job: JobSpec, info: BackendInfo | None, plays_episodes: bool) -> None:
+    """Raises WireError, naming what is wrong. `info` is None before the start, when only `start` is taken.
+
+    `plays_episodes` is that of the hosted backend.
+    """
     _numbers_must_be_finite(request)
     if info is None:
         return
     longest = info.max_context or LONGEST
+    if not plays_episodes:
+        _must(not _is_of_an_episode(request), "turns with an environment, which the hosted backend cannot play")
     if isinstance(request, messages.Generate):
         _sampling(request, longest=longest)
         for prompt in request.prompts:
@@ -64,6 +69,13 @@ def job_must_make_sense(job: JobSpec) -> None:
     _must(job.lora is None or 0 < job.lora.rank <= MOST_SAMPLES, "lora.rank is no rank")
 
 
+def _is_of_an_episode(request: Any) -> bool:
+    if isinstance(request, messages.Generate):
+        return bool(request.sampling.stop_token_ids)
+    rows = request.rows if isinstance(request, messages.LogProbsOf | messages.ForwardBackward) else ()
+    return any(row.policy_mask is not None for row in rows)
+
+
 def _sampling(request: messages.Generate, *, longest: int) -> None:
     asked: Sampling = request.sampling
     _must(0 < request.n <= MOST_SAMPLES, f"n is {request.n}, between 1 and {MOST_SAMPLES:,}")
@@ -81,11 +93,18 @@ def _sampling(request: messages.Generate, *, longest: int) -> None:
 
 def _row(row: TrainRow, info: BackendInfo, *, longest: int) -> None:
     _ids(row.prompt_ids, "a prompt", info)
-    _must(len(row.completion_ids) > 0, "a completion has no token")
     _ids(row.completion_ids, "a completion", info)
     total = len(row.prompt_ids) + len(row.completion_ids)
     _must(total <= longest, f"a row has {total:,} tokens, at most {longest:,}")
-    for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs", "token_advantages", "selected", "policy_mask"):
+    for name in (
+        "rollout_logprobs",
+        "old_logprobs",
+        "ref_logprobs",
+        "token_advantages",
+        "selected",
+        "policy_mask",
+        "policy_mask",
+    ):
         values = getattr(row, name)
         _must(
             values is None or len(values) == len(row.completion_ids),

@@ -21,7 +21,7 @@ def work_of(held: Held, verb: str, body: bytes) -> Work:
     request = codec.decode(body, kind)
     if verb != "start" and held.info is None:
         raise BackendError(f"{verb} came before start.")
-    must_make_sense(request, job=held.job, info=held.info)
+    must_make_sense(request, job=held.job, info=held.info, plays_episodes=held.backend.plays_episodes)
     if isinstance(request, messages.ForwardBackward):
         must_be_able(held.backend, request.loss)
     verbs = _Verbs(held)
