@@ -52,7 +52,7 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
             f"environment.name = {settings.environment.name!r}: backend {settings.backend!r} cannot leave the "
             "environment's tokens out of the loss, or go on from token ids, so it would train on what the policy did "
             "not write.",
-            hint="take a backend that can: local, ray.",
+            hint="take a backend that can: local, ray, http.",
         )
     backend: AnyBackend = kind(own, replace(job, plan=plan))
     if plan is not None and (obstacle := backend.loss_obstacle(plan.loss)) is not None:

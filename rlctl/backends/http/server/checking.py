@@ -87,8 +87,7 @@ def _sampling(request: messages.Generate, *, longest: int) -> None:
     needed = 8 * len(request.prompts) * request.n * asked.max_new_tokens
     _must(needed <= MOST_BYTES, f"{len(request.prompts)} x {request.n} x {asked.max_new_tokens} tokens are too many")
     for prompt in request.prompts:
-        total = len(prompt.token_ids) + asked.max_new_tokens
-        _must(total <= longest, f"a prompt of {len(prompt.token_ids)} tokens and max_new_tokens are over {longest:,}")
+        _must(len(prompt.token_ids) <= longest, f"a prompt has {len(prompt.token_ids):,} tokens, at most {longest:,}")
 
 
 def _row(row: TrainRow, info: BackendInfo, *, longest: int) -> None:
