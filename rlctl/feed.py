@@ -131,9 +131,10 @@ class Feed:
             self._orders[index] = (epoch, order)
         return self._orders[index][1]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where each source stands, and what the curriculum knows: plain data."""
-        cursors = {pool.name: cursor for pool, cursor in zip(self.pools, self.cursors, strict=True)}
+    def state_dict(self, *, at: Sequence[int] | None = None) -> dict[str, Any]:
+        """Where each source stands, or stood `at`, and what the curriculum knows: plain data."""
+        standing = self.cursors if at is None else at
+        cursors = {pool.name: cursor for pool, cursor in zip(self.pools, standing, strict=True)}
         return {"cursors": cursors, "curriculum": self.curriculum.state_dict() if self.curriculum else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

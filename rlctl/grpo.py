@@ -11,8 +11,8 @@ https://arxiv.org/abs/2503.14476, section 3.2. docs/algorithms.md has the others
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from rlctl.backends.base import AnyBackend
 from rlctl.environments.playing import Player
 from rlctl.perf import Stopwatch
 from rlctl.rewards.shaping import ShapingSpec
-from rlctl.rollouts import More, Sampler, Score, batch_of_groups, counted, has_signal
+from rlctl.rollouts import Batch, More, Sampler, Score, batch_of_groups, counted, has_signal
 from rlctl.step_report import Refused, StepReport
 from rlctl.tokenizer import Tokenizer
-from rlctl.types import LossSpec, LossStats, OptimStats, Problem, Sampling, TrainRow
+from rlctl.types import GenerateStats, LossSpec, LossStats, OptimStats, Problem, Sampling, TrainRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,56 @@ async def grpo_step(
     refused: Callable[[Refused], Awaitable[None]] | None = None,
     watch: Stopwatch | None = None,
 ) -> StepReport:
-    """Sample, score, compare, update, publish: one step on P problems.
+    """Sample and score, compare and update, publish: one step on P problems. `pipeline.py` does the same by halves.
 
     With `player`, an environment answers the policy, turn by turn. With `more`, groups without signal are replaced by
     groups of the further problems it gives. `refused` is told of each update that was not taken, before the next one.
     """
     watch = watch or Stopwatch()
-    sampler = sampler_of(config, backend=backend, tokenizer=tokenizer, score=score, watch=watch, player=player)
-    sampled = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=config.max_refills)  # [P][n]
+    sampler = sampler_of(
+        config,
+        backend=backend,
+        tokenizer=tokenizer,
+        score=score,
+        watch=watch,
+        player=player,
+        policy_version=step - 1,
+    )
+    sampled = await sample(step, problems, sampler=sampler, more=more, max_refills=config.max_refills)
+    learnt = await learn(sampled, backend=backend, config=config, lr=lr, refused=refused, watch=watch)
+    return await publish(learnt, backend=backend, watch=watch)
 
-    groups = [comparable(group, config.advantage) for group in sampled.chosen]  # [P][<= n]
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The scored groups of a step, of which nothing is learnt yet."""
+
+    step: int
+    batch: Batch
+    generation: GenerateStats
+    seconds: Mapping[str, float]
+
+
+async def sample(
+    step: int, problems: Sequence[Problem], *, sampler: Sampler, more: More | None = None, max_refills: int = 0
+) -> Sampled:
+    """Sample and score the groups of one step; with `more`, until enough have signal."""
+    batch = await batch_of_groups(sampler, problems, step=step, more=more, max_refills=max_refills)  # [P][n]
+    return Sampled(step, batch, sampler.stats, dict(sampler.watch.seconds))
+
+
+async def learn(
+    sampled: Sampled,
+    *,
+    backend: AnyBackend,
+    config: GrpoConfig,
+    lr: float,
+    refused: Callable[[Refused], Awaitable[None]] | None = None,
+    watch: Stopwatch,
+) -> StepReport:
+    """Compare the groups and update the trainer's policy; the sampler's stays as it is."""
+    step, batch_of_step = sampled.step, sampled.batch
+    groups = [comparable(group, config.advantage) for group in batch_of_step.chosen]  # [P][<= n]
     batches = list(minibatches([plain_rows(group) for group in groups], config.mini_batch_size))
     num_updates = config.ppo_epochs * sum(map(bool, batches))
 
@@ -107,29 +147,34 @@ async def grpo_step(
                 loss = losses[-1].loss
                 await refused(Refused(number, batch, denominator, loss, updates[-1].grad_norm))
 
-    async with watch("update_weights"):
-        sync = await backend.sync_weights()
-
     rows = [row for batch in batches for row in batch]
     return StepReport(
         step=step,
         lr=lr,
-        groups=sampled.sampled,
+        groups=batch_of_step.sampled,
         advantages=[row.advantage for row in rows],
-        zero_signal_groups=sum(not has_signal(group) for group in sampled.sampled),
-        shrunk_groups=sum(len(counted(group)) < 2 for group in sampled.sampled),
+        zero_signal_groups=sum(not has_signal(group) for group in batch_of_step.sampled),
+        shrunk_groups=sum(len(counted(group)) < 2 for group in batch_of_step.sampled),
         losses=losses,
         updates=updates,
         empty_updates=config.ppo_epochs * sum(not batch for batch in batches),
-        generation=sampler.stats,
+        generation=sampled.generation,
         rollout_gap=rollout_gap(rows, losses),
-        sync=sync,
-        seconds=watch.seconds,
-        filled=sampled.filled,
+        sync=None,
+        seconds={**sampled.seconds, **watch.seconds},
+        filled=batch_of_step.filled,
         masked_rows=compared.masked_rows,
         kl_in_reward=compared.kl_in_reward,
         correction=correction,
+        staleness=[step - 1 - row.policy_version for row in rows],
     )
+
+
+async def publish(learnt: StepReport, *, backend: AnyBackend, watch: Stopwatch) -> StepReport:
+    """Bring the sampler to the policy that the step has made."""
+    async with watch("update_weights"):
+        sync = await backend.sync_weights()
+    return replace(learnt, sync=sync, seconds={**learnt.seconds, **watch.seconds})
 
 
 def sampler_of(
@@ -140,6 +185,7 @@ def sampler_of(
     score: Score,
     watch: Stopwatch,
     player: Player | None = None,
+    policy_version: int,
 ) -> Sampler:
     """What samples and scores the groups of a training step."""
     return Sampler(
@@ -153,6 +199,7 @@ def sampler_of(
         player=player,
         shaping=config.shaping,
         baselines=config.advantage.estimator.needs_baseline,
+        policy_version=policy_version,
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import Any
 
-from rlctl import grpo, report
+from rlctl import report
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.watched import Watched
 from rlctl.checkpoints.saver import Saver
@@ -21,7 +21,7 @@ from rlctl.evaluation import evaluate
 from rlctl.hangwatch import HangWatch
 from rlctl.logs import strict
 from rlctl.outcome import Meter, Outcome, Reporter
-from rlctl.prepare import Prepared, epoch_of, feed_of
+from rlctl.prepare import Prepared, epoch_of
 from rlctl.recipe import backend_for, grpo_config, learning_rate, saver_for
 from rlctl.report import Metrics
 from rlctl.resuming import Resume, fingerprints
@@ -31,6 +31,7 @@ from rlctl.runfiles import STEP, RunFiles, spread
 from rlctl.safeguard import Safeguard
 from rlctl.settings import Settings
 from rlctl.step_report import StepReport
+from rlctl.steps import Steps
 from rlctl.stopping import GivenUp, Stopping, leave_soon, limit_from, listening
 
 __all__ = ["Outcome", "Reporter", "backend_for", "grpo_config", "run"]
@@ -69,7 +70,7 @@ async def run(
             run_ = _Run(
                 prepared, watched, reporter, files, outcome, stopping, keep_reports=keep_reports, evaluates=evaluate
             )
-            run_.meter = meter
+            run_.steps.meter = meter
             await run_.all_steps(resume)
             return outcome
         finally:
@@ -107,8 +108,6 @@ class _Run:
         self.prepared, self.backend, self.reporter, self.files = prepared, backend, reporter, files
         self.outcome, self.stopping, self.keep_reports = outcome, stopping, keep_reports
         self.settings: Settings = prepared.settings
-        self.config = grpo_config(self.settings)
-        self.feed = feed_of(prepared)
         self.task = prepared.rewards.rewards[0].name
         self.evaluates = evaluates and self.settings.trainer.eval_freq > 0 and bool(len(prepared.eval_problems))
         self.saver = saver_for(prepared, backend, files=files, note=reporter.note) if files else None
@@ -119,9 +118,9 @@ class _Run:
             folder=files.folder / "dumps" if files else None,
             note=reporter.note,
         )
+        self.steps = Steps(prepared, backend, score=self._score, refused=self.safeguard.keep)
         self.fingerprints = fingerprints(prepared)
         self.total = prepared.geometry.steps
-        self.meter: Meter | None = None
         self.done = 0
         self.owed: Metrics | None = None
         """The metrics of the last step, while its evaluation, cut off by a signal, is still to be made."""
@@ -139,6 +138,7 @@ class _Run:
             self.outcome.out_of_time = self.done < self.total and self.stopping.out_of_time
             await self._save_at_end()
         finally:
+            await self.steps.stop()
             if self.saver:
                 await self.saver.settle()
 
@@ -151,7 +151,7 @@ class _Run:
     async def _go_on(self, resume: Resume) -> None:
         """Take up what the checkpoint holds, and make the evaluation that it owes."""
         state = resume.state
-        self.feed.load_state_dict(state.data)
+        self.steps.resume(state.data, state.ahead, done=state.step)
         await self.backend.load(resume.held.folder)
         await self.backend.sync_weights()
         restore_generators(state.random)
@@ -167,43 +167,28 @@ class _Run:
     async def _next_step(self) -> None:
         step, begun, start = self.done + 1, self.backend.updates_begun, time.perf_counter()
         try:
-            done = await self.stopping.guard(self._train(step), give_up=lambda: self._may_give_up(begun))
+            done = await self.stopping.guard(self.steps.take(step), give_up=lambda: self._may_give_up(begun))
         except GivenUp:
             await self._give_up(step, half_done=self.backend.updates_begun > begun)
             return
         except NonFinite as error:
-            await self.safeguard.roll_back(error)
+            await self._roll_back(error)
             self._back_to_boundary()
             self.boundary = self._state()
             return
         seconds = time.perf_counter() - start
         self.stopping.longest_step_s = max(seconds, self.stopping.longest_step_s)
-        await self._conclude(done, seconds - (self.meter.spent() if self.meter else 0.0))
+        await self._conclude(done, seconds - (self.steps.meter.spent() if self.steps.meter else 0.0))
         if self.saver:
             await self.saver.finish_if_done()
             if self._save_is_due(step):
                 await self._save()
 
-    async def _train(self, step: int) -> StepReport:
-        return await grpo.grpo_step(
-            step,
-            self.feed.batch(step),
-            backend=self.backend,
-            tokenizer=self.prepared.tokenizer,
-            score=self._score,
-            config=self.config,
-            lr=learning_rate(self.settings, step, total=self.total),
-            player=self.prepared.player,
-            more=(lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None,
-            refused=lambda refused: self.safeguard.keep(step, refused),
-            watch=self.meter.stopwatch() if self.meter else None,
-        )
-
     async def _conclude(self, done: StepReport, seconds: float) -> None:
         """Measure, show, evaluate and log a step: from here on it is done."""
         step, epoch = done.step, epoch_of(self.prepared, done.step)
         metrics = report.step_metrics(done, self.outcome.info, task=self.task, epoch=epoch, seconds=seconds)
-        metrics |= self._curriculum(done)
+        metrics |= self.steps.learnt(done)
         metrics["timing_s/save_checkpoint"] = self.saver.spent() if self.saver else 0.0
         if self.safeguard.rolls_back:
             metrics["training/rollbacks"] = self.safeguard.rollbacks
@@ -221,8 +206,12 @@ class _Run:
         try:
             self.safeguard.count(done)
         except NonFinite as error:
-            await self.safeguard.roll_back(error)
+            await self._roll_back(error)
         self.boundary = self._state()
+
+    async def _roll_back(self, error: NonFinite) -> None:
+        await self.steps.drop(done=self.done)
+        await self.safeguard.roll_back(error)
 
     async def _log(self, step: int, metrics: Metrics) -> None:
         """Write a step's line, with its evaluation where one is due; a line whose evaluation is cut off is owed."""
@@ -257,6 +246,7 @@ class _Run:
         self.reporter.evaluating(step)
         work = evaluate(sampler, problems, stopped=lambda: self.stopping.must_end)
         try:
+            await self.steps.meet(step)
             groups = await self.stopping.guard(work, give_up=lambda: self.stopping.must_end and self._abandon())
         except GivenUp:
             return None
@@ -266,13 +256,6 @@ class _Run:
         self.outcome.evaluations.append((step, metrics))
         self.reporter.evaluation(step, metrics)
         return metrics
-
-    def _curriculum(self, done: StepReport) -> Metrics:
-        """Remember what the step's groups taught, and say how many problems rest."""
-        if self.feed.curriculum is None:
-            return {}
-        self.feed.curriculum.record(done.groups, task=self.task)
-        return dict(self.feed.curriculum.metrics())
 
     def _may_give_up(self, begun: int) -> bool:
         """Whether a step past its deadline is cut off: for the end always, for a save only if it can be done again."""
@@ -296,7 +279,7 @@ class _Run:
 
     def _back_to_boundary(self) -> None:
         assert self.boundary is not None
-        self.feed.load_state_dict(self.boundary.data)
+        self.steps.go_back(self.boundary.data)
         restore_generators(self.boundary.random)
 
     def _state(self) -> RunState:
@@ -304,12 +287,13 @@ class _Run:
             step=self.done,
             total_steps=self.total,
             learning_rate=learning_rate(self.settings, max(1, self.done), total=self.total),
-            data=self.feed.state_dict(),
+            data=self.steps.data(),
             problems=self.fingerprints,
             skipped_in_a_row=self.safeguard.skipped_in_a_row,
             rollbacks=self.safeguard.rollbacks,
             random=capture_generators(),
             owed=self.owed,
+            ahead=self.steps.ahead,
         )
 
     def _save_is_due(self, step: int) -> bool:
@@ -321,6 +305,7 @@ class _Run:
     async def _save(self) -> None:
         if self.files is None or self.saver is None or self.boundary is None:
             return
+        await self._settle()
         try:
             save = self.saver.save(self.boundary, metrics=self.metrics, before=self.files.flush)
             await self.backend.watch.until("the checkpoint before this one to be written", save)
@@ -331,6 +316,17 @@ class _Run:
             self.reporter.note(f"the run stops at step {self.done}, since it can no longer be saved")
             raise
         self.stopping.longest_save_s = self.saver.longest_s
+
+    async def _settle(self) -> None:
+        """Take into the checkpoint what is being drawn, as far as there is time for it."""
+        if not self.settings.trainer.max_off_policy_steps:
+            return
+        try:
+            await self.stopping.guard(self.steps.settle())
+        except GivenUp:
+            await self.steps.stop()
+            self.reporter.note("what was being sampled was cut off, and will be sampled by a later policy")
+        self.boundary = self._state()
 
     async def _save_at_end(self) -> None:
         if self.saver is None:

@@ -114,6 +114,11 @@ def prepare(settings: Settings) -> Prepared:
         notes.append(f"{shared} evaluation questions are also trained on; their scores show memory, not skill")
     if settings.reward.check:
         notes += check_golds(rewards, problems)
+    if settings.trainer.max_off_policy_steps and settings.algorithm.rollout_is == "off":
+        notes.append(
+            f"trainer.max_off_policy_steps = {settings.trainer.max_off_policy_steps} trains on samples of older "
+            "policies as if they were the current one's: algorithm.rollout_is = token weighs them"
+        )
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
     return Prepared(
         settings, model, tokenizer, end_token_ids, rewards, pools, eval_problems, shared, geometry, notes, player

@@ -12,7 +12,7 @@ from rlctl.algorithms.comparing import AdvantageSpec
 from rlctl.algorithms.correction import CorrectionSpec
 from rlctl.algorithms.covariance import SelectionSpec
 from rlctl.backends import registry
-from rlctl.backends.base import AnyBackend
+from rlctl.backends.base import AnyBackend, must_overlap
 from rlctl.checkpoints.saver import Saver
 from rlctl.checkpoints.shelf import Keeping
 from rlctl.config import dump
@@ -60,6 +60,8 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
             f"backend {settings.backend} cannot compute this loss: {obstacle}.",
             hint="change the setting, or use another backend; docs/algorithms.md says which backend can do what.",
         )
+    if plan is not None:
+        must_overlap(backend, plan.max_off_policy_steps, name=settings.backend)
     return backend
 
 
@@ -72,7 +74,9 @@ def grpo_config(settings: Settings) -> GrpoConfig:
         mini_batch_size=settings.trainer.mini_batch_size or settings.trainer.train_batch_size,
         ppo_epochs=settings.trainer.ppo_epochs,
         advantage=advantage_spec(settings),
-        always_score_before_update=settings.trainer.old_log_probs == "always",
+        # What a row's sampler was told of it is of an older policy.
+        always_score_before_update=settings.trainer.old_log_probs == "always"
+        or settings.trainer.max_off_policy_steps > 0,
         seed=settings.seed,
         max_refills=settings.algorithm.max_refills,
         shaping=shaping_spec(settings),

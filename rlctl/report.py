@@ -31,6 +31,7 @@ def step_metrics(report: StepReport, info: BackendInfo, *, task: str, epoch: int
         **episode_metrics(report.rollouts, seconds=report.seconds.get("environment", 0.0)),
         **_actor_metrics(report),
         **_correction_metrics(report),
+        **_overlap_metrics(report),
         **_timing_metrics(report, seconds),
         **_perf_metrics(report, info, seconds),
     }
@@ -185,7 +186,7 @@ def _actor_metrics(report: StepReport) -> Metrics:
         "actor/train_rows": sum(loss.rows for loss in report.losses),
         "training/rollout_probs_diff_mean": gap[0] if gap else None,
         "training/rollout_probs_diff_max": gap[1] if gap else None,
-        "training/weights_version": report.sync.version,
+        "training/weights_version": report.sync.version if report.sync else None,
     }
 
 
@@ -209,6 +210,20 @@ def _correction_metrics(report: StepReport) -> Metrics:
             "rollout_corr/rollout_is_frac_outside": ratio(found.outside, found.tokens),
         }
     return metrics
+
+
+def _overlap_metrics(report: StepReport) -> Metrics:
+    """How old the samples were, and which side waited for the other; nothing where they take turns."""
+    overlap = report.overlap
+    if overlap is None:
+        return {}
+    return {
+        "training/staleness_mean": mean(report.staleness),
+        "training/staleness_max": max(report.staleness, default=None),
+        "timing_s/wait_for_samples": max(0.0, overlap.seconds - overlap.training),
+        "timing_s/wait_for_update": max(0.0, overlap.seconds - overlap.sampling),
+        "perf/overlap": overlap.share,
+    }
 
 
 def _most_changed(updates: Sequence[OptimStats]) -> float | None:

@@ -54,6 +54,8 @@ class Sampler:
     """What is done to the rewards of a group; None, as in evaluations, leaves them as they are."""
     baselines: bool = False
     """Sample the likeliest completion of each prompt too, for its reward."""
+    policy_version: int = 0
+    """Steps that the policy it samples from has been trained for."""
 
     async def groups(self, problems: Sequence[Problem], purpose: int | str) -> Groups:
         """[P] problems -> [P][n] rollouts. `purpose`, a step or a word, decides the random numbers with the seed."""
@@ -61,6 +63,7 @@ class Sampler:
         groups = await self._sampled(problems, prompts, n=self.n, sampling=self.sampling)
         if self.shaping is not None:
             groups = [shaped(group, self.shaping) for group in groups]
+        groups = [[replace(r, policy_version=self.policy_version) for r in group] for group in groups]
         return await self._with_baselines(groups) if self.baselines else groups
 
     async def _sampled(

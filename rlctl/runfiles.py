@@ -109,6 +109,7 @@ def sample_record(rollout: Rollout) -> dict[str, Any]:
         "finish_reason": rollout.completion.finish_reason,
         "tokens": len(rollout.completion.token_ids),
         "prompt_tokens": len(rollout.prompt.token_ids),
+        "policy_version": rollout.policy_version,
         **_episode_record(rollout.episode),
     }
 

@@ -45,6 +45,24 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class Overlap:
+    """How sampling and training shared the seconds of a step, from its begin to where its policy is published."""
+
+    seconds: float
+    sampling: float
+    """Seconds in which samples were drawn and scored, for whatever step."""
+    training: float
+    """Seconds in which the step's own batch was scored by the trainer and trained on."""
+    both: float
+
+    @property
+    def share(self) -> float | None:
+        """How much of the shorter one's work was hidden behind the other's, 0..1; None where one had none."""
+        shorter = min(self.sampling, self.training)
+        return self.both / shorter if shorter else None
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A minibatch whose loss or gradient was not finite, so that the optimizer did not step; `update` counts from 0."""
 
@@ -77,7 +95,8 @@ class StepReport:
     generation: GenerateStats
     rollout_gap: tuple[float, float] | None
     """Mean and maximum over tokens of |sampler's - trainer's probability|; None when nothing was trained on."""
-    sync: SyncReport
+    sync: SyncReport | None
+    """Of the policy's publication; None before it, and for a step after which none was due."""
     seconds: Mapping[str, float]
     filled: Filled | None = None
     """What replacing groups without signal came to; None where none is replaced."""
@@ -87,6 +106,10 @@ class StepReport:
     """Sum over tokens of the KL taken off the reward, before its weight, and their number."""
     correction: Correction | None = None
     """None where the trainer has not scored the samples before the first update."""
+    staleness: Sequence[int] = ()
+    """Of each row that was trained on: steps between the policy that sampled it and the one that met it."""
+    overlap: Overlap | None = None
+    """None where sampling and training take turns."""
 
     @property
     def rollouts(self) -> list[Rollout]:

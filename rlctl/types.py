@@ -137,6 +137,8 @@ class Rollout:
     """The reward of the likeliest completion of the same prompt, where the estimator wants one."""
     episode: Episode | None = None
     """None where no environment answers."""
+    policy_version: int = 0
+    """Steps that the policy which sampled it had been trained for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class TrainRow:
     """[C] tokens that clip_cov and kl_cov treat apart."""
     policy_mask: PolicyMask | None = None
     """[C] tokens that the policy wrote; the others are seen by those behind them, and not trained on."""
+    policy_version: int = 0
+    """Steps that the policy which sampled it had been trained for."""
 
     @property
     def advantages(self) -> LogProbs:
@@ -330,6 +334,8 @@ class UpdatePlan:
     lr_schedule: LrSchedule
     warmup_ratio: float
     """Share of all steps."""
+    max_off_policy_steps: int = 0
+    """Above 0, `generate` runs beside training verbs (`Backend.overlap_obstacle`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,11 +136,14 @@ def _names_were_synced(reports: Sequence[StepReport]) -> Check:
     name = "every weight reached the sampler"
     if not reports:
         return Check(name, False, "no sync")
-    last = reports[-1].sync
+    syncs = [report.sync for report in reports if report.sync is not None]
+    if not syncs:
+        return Check(name, False, "no sync")
+    last = syncs[-1]
     updates = sum(update.stepped for report in reports for update in report.updates)
     reason = f"version {last.version} after {updates} updates"
     if last.names_expected is None:
         return Check(name, last.version >= updates, f"the backend's own service sends them and names none, {reason}")
-    whole = all(report.sync.names_sent == (report.sync.names_expected or None) for report in reports)
+    whole = all(sync.names_sent == (sync.names_expected or None) for sync in syncs)
     reason = f"{last.names_sent} of {last.names_expected} names, {reason}"
     return Check(name, whole and last.version >= updates, reason)

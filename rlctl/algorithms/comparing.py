@@ -73,6 +73,7 @@ def plain_rows(group: Sequence[Rollout]) -> list[TrainRow]:
             0.0,
             r.completion.logprobs,
             policy_mask=r.completion.policy_mask,
+            policy_version=r.policy_version,
         )
         for r in group
     ]

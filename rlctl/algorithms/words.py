@@ -28,6 +28,8 @@ def _parts(settings: Settings) -> Iterator[str]:
     if algorithm.entropy_coeff:
         yield f"entropy bonus {algorithm.entropy_coeff:g}"
     yield _correction(settings)
+    if most := settings.trainer.max_off_policy_steps:
+        yield f"samples of policies up to {most} step{'s' if most > 1 else ''} old"
     flat = "left out" if algorithm.drop_zero_signal_groups and not estimator.keeps_flat_groups else "kept"
     yield f"groups of equal rewards {'replaced' if algorithm.filter_groups else flat}"
     if algorithm.mask_truncated_completions:

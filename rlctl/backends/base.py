@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from rlctl.algorithms.losses import is_contract
+from rlctl.errors import ConfigError
 from rlctl.types import (
     BackendInfo,
     Completion,
@@ -85,6 +86,16 @@ class Backend(ABC, Generic[SettingsT]):
                 "some estimators)"
             )
         return f"algorithm.kl_estimator = {loss.kl_estimator}"
+
+    def overlap_obstacle(self) -> str | None:
+        """Why `generate` cannot run beside training; None when it can. Asked before the run starts, which then says
+        `job.plan.max_off_policy_steps`.
+
+        Beside means: while a `generate` is awaited, `log_probs`, `forward_backward`, `optim_step`, `snapshot` and
+        `save` may be called one after the other, and it samples all the while from the weights of the last
+        `sync_weights`. That one, and `load`, are called only when no other verb runs.
+        """
+        return "its sampler and its trainer take turns"
 
     @abstractmethod
     async def start(self) -> BackendInfo:
@@ -160,3 +171,13 @@ class Backend(ABC, Generic[SettingsT]):
 
 AnyBackend = Backend[Any]
 """A backend, whatever its settings."""
+
+
+def must_overlap(backend: AnyBackend, max_off_policy_steps: int, *, name: str) -> None:
+    """Raises ConfigError where sampling is to run beside training and the backend cannot."""
+    if max_off_policy_steps and (obstacle := backend.overlap_obstacle()) is not None:
+        raise ConfigError(
+            f"trainer.max_off_policy_steps = {max_off_policy_steps} samples beside training, which backend {name} "
+            f"cannot: {obstacle}.",
+            hint="set it to 0, or give sampler and trainer devices of their own; docs/async.md says where that is.",
+        )

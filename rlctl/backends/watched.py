@@ -32,6 +32,9 @@ class Watched(Backend[Any]):
         self.updates_begun = 0
         """Calls of optim_step: after one, the weights may be other than before."""
 
+    def overlap_obstacle(self) -> str | None:
+        return self.inner.overlap_obstacle()
+
     async def start(self) -> BackendInfo:
         return await self.watch.until("the backend to start", self.inner.start())
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlctl import durable
 from rlctl.backends.base import AnyBackend, Snapshot
-from rlctl.checkpoints import manifest, shelf
+from rlctl.checkpoints import ahead, manifest, shelf
 from rlctl.checkpoints.manifest import Manifest
 from rlctl.checkpoints.shelf import Held, Keeping
 from rlctl.checkpoints.state import CONFIG, STATE, RunState, versions
@@ -183,7 +183,13 @@ class Saver:
                     file.relative_to(folder).as_posix(): file.read_bytes() for file in durable.files_in(Path(folder))
                 }
         config = json.dumps({"versions": versions(), **self.config}, indent=2, allow_nan=False) + "\n"
-        return {**self._tokenizer_files, CONFIG: config.encode(), STATE: state.text()}
+        own = {**self._tokenizer_files, CONFIG: config.encode(), STATE: state.text()}
+        if state.ahead:
+            try:
+                own[ahead.FILE] = ahead.packed(state.ahead)
+            except TypeError as error:
+                self.note(f"the samples of {len(state.ahead)} later steps are not in this checkpoint: {error}")
+        return own
 
 
 def _make_empty(folder: Path) -> None:

@@ -12,14 +12,17 @@ import json
 import platform
 import random
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlctl import __version__
 from rlctl.errors import CheckpointError
+
+if TYPE_CHECKING:  # it loads numpy, which `rlctl runs` does without
+    from rlctl.pipeline import Drawn
 
 STATE = "run_state.json"
 CONFIG = "run_config.json"
@@ -45,15 +48,21 @@ class RunState:
     best: Mapping[str, Any] | None = None
     random: Mapping[str, Any] = field(default_factory=dict)
     owed: Mapping[str, Any] | None = None
+    ahead: Sequence[Drawn] = ()
+    """Batches of later steps that are drawn already; `data` is where it stood before them. In a file of their own."""
 
     def text(self) -> bytes:
-        return (json.dumps(asdict(self), allow_nan=False) + "\n").encode()
+        state = asdict(replace(self, ahead=()))
+        del state["ahead"]
+        return (json.dumps(state, allow_nan=False) + "\n").encode()
 
 
 def read_state(folder: Path) -> RunState:
     """The state in a checkpoint. Raises CheckpointError when it is not one of this version's."""
+    from rlctl.checkpoints import ahead
+
     try:
-        return RunState(**json.loads((folder / STATE).read_bytes()))
+        return RunState(**json.loads((folder / STATE).read_bytes()), ahead=ahead.read(folder))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE} is not the state of a run: {error}.") from error
 

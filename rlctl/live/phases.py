@@ -20,12 +20,20 @@ PHASES = (
 
 OTHER = "other"
 
+WAIT = "timing_s/wait_for_samples"
+
 
 def phase_seconds(metrics: Metrics) -> dict[str, float]:
-    """Seconds of each phase of a step; `other` is what none of them accounts for. Log-probs only where some are."""
+    """Seconds of each phase of a step; `other` is what none of them accounts for. Log-probs only where some are.
+
+    Where sampling runs beside the update, what counts of it is how long the trainer stood still for it.
+    """
     seconds = {
         name: sum(finite(metrics.get(f"timing_s/{timing}")) or 0.0 for timing in timings) for name, timings, _ in PHASES
     }
+    waited = finite(metrics.get(WAIT))
+    if waited is not None:
+        seconds |= {"sample": waited, "score": 0.0}
     if not seconds["log-probs"]:
         del seconds["log-probs"]
     whole = finite(metrics.get("timing_s/step")) or 0.0

@@ -250,6 +250,9 @@ def shares(bars: Sequence[Bar], phases: Sequence[str]) -> list[Series]:
 def _stretches(record: Record) -> list[tuple[str, float]]:
     """(phase, seconds) of one line of metrics, in order."""
     phases = [(words, _seconds(record, name)) for name, words in PHASES]
+    if "timing_s/wait_for_samples" in record:
+        # Sampling ran beside the update: what it took of the step is how long the trainer waited.
+        phases = [("sample", _seconds(record, "wait_for_samples")), *phases[2:]]
     other = _seconds(record, "step") - sum(length for _, length in phases)
     ends = [("other", max(0.0, other)), ("evaluate", _seconds(record, "testing"))]
     return [("save", _seconds(record, "save_checkpoint")), *phases, *ends]

@@ -147,6 +147,7 @@ class Settings(BaseSettings):
             lr=trainer.lr,
             lr_schedule=trainer.lr_schedule,
             warmup_ratio=trainer.warmup_ratio,
+            max_off_policy_steps=trainer.max_off_policy_steps,
         )
 
     def loss(self) -> LossSpec:

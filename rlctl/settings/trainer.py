@@ -36,7 +36,11 @@ class TrainerSettings(Block):
     grad_clip: PositiveFloat = 1.0
     """Largest norm of the gradient; a larger one is scaled down."""
     old_log_probs: Literal["auto", "always"] = "auto"
-    """When the trainer scores the samples before the first update: `auto` only if there are several updates a step."""
+    """When the trainer scores the samples before the first update: `auto` only if there are several updates a step, or
+    something is made of it."""
+    max_off_policy_steps: int = Field(0, ge=0, lt=2**31)
+    """Steps that the policy of a sample may be older than the one it trains. Above 0, coming steps are sampled beside
+    the update of the present one, where sampler and trainer have devices of their own; 0 takes turns."""
     max_skipped_updates: Count = 3
     """Updates in a row that may be skipped for a loss or gradient that is not finite; then `on_non_finite` applies."""
     on_non_finite: Literal["stop", "rollback"] = "stop"

@@ -74,6 +74,16 @@ class RayBackend(Backend[RaySettings]):
         loss_function(loss)
         return None
 
+    def overlap_obstacle(self) -> str | None:
+        if self.settings.colocate:
+            return "with remote_backend.ray.colocate = true they share devices"
+        return None
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether the run itself says when samplers get weights, and generates beside training."""
+        return self.job.plan is not None and self.job.plan.max_off_policy_steps > 0
+
     async def start(self) -> BackendInfo:
         must_hold_whole_weights(self.settings, self.job)
         await self.fleet.start()
@@ -83,7 +93,7 @@ class RayBackend(Backend[RaySettings]):
     async def generate(self, prompts: Sequence[Prompt], *, n: int, sampling: Sampling) -> list[list[Completion]]:
         must_know_ids(self.fleet.started.info.vocab_size, prompts)
         rollouts.must_be_unfiltered(sampling)
-        if not self._in_sync:
+        if not self._in_sync and not self._overlaps:
             await self.sync_weights()
         start = time.perf_counter()
         await self._wake()
@@ -102,6 +112,11 @@ class RayBackend(Backend[RaySettings]):
             self.reissued_prompts += len(lost)
             logger.warning("%d prompts are drawn anew, since their sampler died", len(lost))
             if not self.fleet.samplers:
+                if self._overlaps:
+                    raise BackendError(
+                        "the last sampler died, and the weights that it sampled from are being trained on.",
+                        hint="the run goes on from its last checkpoint: rlctl resume.",
+                    )
                 await self.fleet.replace_sampler()
                 await self.sync_weights()
             again, lost = await self._draw(prompts, lost, n=n, sampling=sampling)
