@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from rlctl import __version__
+from rlctl import __version__, config
 from rlctl.backends.base import AnyBackend
 from rlctl.backends.http import codec, messages
-from rlctl.backends.http.server.calls import Calls, frames
+from rlctl.backends.http.server.calls import Calls, Turns, frames
+from rlctl.backends.http.server.serving import _maker
 from rlctl.backends.http.server.sessions import Host
 from rlctl.backends.http.server.verbs import work_of
 from rlctl.backends.local.backend import LocalBackend
@@ -173,3 +174,45 @@ def test_a_long_verb_beats_while_it_runs() -> None:
         assert len(set(said[:-1])) == 1  # beats, and nothing else
 
     asyncio.run(run())
+
+
+def begun(turns: Turns, *verbs: str) -> list[str]:
+    """Which of these verbs, asked for in that order and none of them ending, come to their turn."""
+    at_work: list[str] = []
+
+    async def carried_out(verb: str) -> None:
+        async with turns.of(verb):
+            at_work.append(verb)
+            await asyncio.Event().wait()
+
+    async def asked() -> list[str]:
+        tasks = [asyncio.create_task(carried_out(verb)) for verb in verbs]
+        await asyncio.sleep(0.005)
+        found = list(at_work)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
+    return asyncio.run(asked())
+
+
+@pytest.mark.parametrize("verb", ["log_probs", "forward_backward", "optim_step", "save", "snapshot"])
+def test_sampling_runs_beside_training_where_the_hosted_backend_can(verb: str) -> None:
+    assert begun(Turns(overlaps=True), "generate", verb, "generate") == ["generate", verb]
+    assert begun(Turns(overlaps=True), verb, "generate", verb) == [verb, "generate"]
+    assert begun(Turns(overlaps=False), "generate", verb) == ["generate"]
+
+
+@pytest.mark.parametrize("verb", ["sync_weights", "load", "start"])
+def test_no_verb_runs_beside_one_that_changes_what_is_sampled_from(verb: str) -> None:
+    assert begun(Turns(overlaps=True), "generate", verb, "optim_step") == ["generate"]
+    assert begun(Turns(overlaps=True), verb, "generate", "optim_step") == [verb]
+
+
+def test_a_server_refuses_a_run_that_samples_beside_training_where_its_backend_takes_turns() -> None:
+    settings = config.load(assignments=["backend=local"], environ={}).settings
+    plan = settings.plan(steps=1)
+    job = replace(JOB, model="embedded:tiny", plan=replace(plan, max_off_policy_steps=1))
+    with pytest.raises(ConfigError, match=r"max_off_policy_steps = 1 .*local, hosted by the server, cannot"):
+        _maker(settings)(job)

@@ -64,6 +64,10 @@ class HttpBackend(Backend[HttpSettings]):
         """None: the hosted backend is asked when the session opens."""
         return None
 
+    def overlap_obstacle(self) -> str | None:
+        """None: the hosted backend is asked when the session opens, and refuses what it cannot."""
+        return None
+
     async def start(self) -> BackendInfo:
         self._transport = Transport(self.settings, note=log.warning)
         self._opened = await self._open()

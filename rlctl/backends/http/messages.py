@@ -175,3 +175,5 @@ VERBS: dict[str, tuple[type[Any], Any]] = {
 """Name -> (what is asked, what is replied)."""
 BESIDE = frozenset({"written", "stacks"})
 """Verbs that do not wait for the one before them."""
+TRAINING = frozenset({"log_probs", "forward_backward", "optim_step", "snapshot", "save"})
+"""Verbs that do not wait for a `generate` where the hosted backend samples beside training, nor that for them."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from rlctl.backends.http.frames import BEAT, FAILURE, PART, RESULT, Frame
+from rlctl.backends.http.messages import TRAINING
 from rlctl.errors import BackendError
 
 Tell = Callable[[bytes], None]
@@ -41,15 +42,37 @@ class Call:
         self.changed.set()
 
 
-class Calls:
-    """The calls of one session, carried out one after the other in the order in which they came."""
+class Turns:
+    """Whose turn it is. There are two sides, and most verbs need both; with `overlaps`, `generate` and training verbs
+    need one each."""
 
-    def __init__(self, *, failed: Callable[[str, Exception], bytes]) -> None:
+    def __init__(self, *, overlaps: bool) -> None:
+        self.overlaps = overlaps
+        self._line, self._sampling, self._training = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+
+    @asynccontextmanager
+    async def of(self, verb: str) -> AsyncIterator[None]:
+        """The verb's turn: after those before it that need the same side."""
+        async with AsyncExitStack() as sides:
+            # Whoever waits for a side stands in line, and is not overtaken by one that needs the other alone.
+            async with self._line:
+                if not (self.overlaps and verb in TRAINING):
+                    await sides.enter_async_context(self._sampling)
+                if not (self.overlaps and verb == "generate"):
+                    await sides.enter_async_context(self._training)
+            yield
+
+
+class Calls:
+    """The calls of one session, carried out one after the other in the order in which they came; with `overlaps`,
+    sampling beside training."""
+
+    def __init__(self, *, failed: Callable[[str, Exception], bytes], overlaps: bool = False) -> None:
         """`failed` turns the error of a verb into what the client is told."""
         self.by_key: dict[str, Call] = {}
         self._forgotten: set[str] = set()
         self._failed = failed
-        self._turn = asyncio.Lock()
+        self._turns = Turns(overlaps=overlaps)
 
     @property
     def running(self) -> str:
@@ -72,7 +95,7 @@ class Calls:
         if len(self.by_key) >= MOST_REPLIES:
             self.acknowledge(key for key, call in list(self.by_key.items()) if call.end is not None)
         call = self.by_key[key] = Call(verb)
-        call.task = asyncio.create_task(self._carry_out(call, work, self._turn if in_turn else nullcontext()))
+        call.task = asyncio.create_task(self._carry_out(call, work, self._turns.of(verb) if in_turn else nullcontext()))
         return call
 
     def acknowledge(self, keys: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import uvicorn
 
 from rlctl.backends import registry
-from rlctl.backends.base import AnyBackend
+from rlctl.backends.base import AnyBackend, must_overlap
 from rlctl.backends.http.server.app import app_of
 from rlctl.backends.http.server.guard import Guard, patient_protocol
 from rlctl.backends.http.server.models import must_be_allowed
@@ -128,6 +128,7 @@ def _maker(settings: Settings) -> Callable[[JobSpec], AnyBackend]:
         made: AnyBackend = backend(own, job)
         if job.plan is not None:
             must_be_able(made, job.plan.loss)
+            must_overlap(made, job.plan.max_off_policy_steps, name=f"{settings.backend}, hosted by the server,")
         return made
 
     return make

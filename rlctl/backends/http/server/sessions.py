@@ -46,7 +46,7 @@ class Held:
 
     def __init__(self, name: str, request: messages.Open, backend: AnyBackend, *, spool: Path, ticket: str) -> None:
         self.name, self.client, self.job, self.backend, self.ticket = name, request.client, request.job, backend, ticket
-        self.calls = Calls(failed=self._told)
+        self.calls = Calls(failed=self._told, overlaps=backend.overlap_obstacle() is None)
         self.updates = 0
         """Updates that changed the weights since the start or the last load."""
         self.gradients = 0
