@@ -9,12 +9,12 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rlctl import data
-from rlctl.checkpoints import shelf
+from rlctl.checkpoints import ahead, shelf
 from rlctl.checkpoints.shelf import Held
 from rlctl.checkpoints.state import CONFIG, RunState, read_config, read_state, versions
 from rlctl.config import dump
@@ -143,7 +143,7 @@ def find(checkpoints: Path, prepared: Prepared) -> tuple[Resume | None, list[str
                 hint="to begin again, move the run's folder away or choose another --name.",
             )
         return None, []
-    state = read_state(found.held.folder)
+    state = replace(read_state(found.held.folder), ahead=ahead.read(found.held.folder))
     changes = list(_changes(found.held, state, prepared))
     impossible = [change.line() for change in changes if change.verdict == "impossible"]
     if impossible:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlctl import loop
-from rlctl.checkpoints.state import read_state
+from rlctl.checkpoints import ahead
 from rlctl.errors import BackendError, ConfigError
 from rlctl.outcome import Outcome
 from rlctl.pipeline import Clock
@@ -151,8 +151,8 @@ def test_ctrl_c_finishes_the_step_saves_what_is_ahead_and_the_run_goes_on_from_t
     )
     assert outcome.exit_code == 130
     assert saved(tmp_path / "stopped") == ["step_000003"]
-    ahead = read_state(tmp_path / "stopped/checkpoints/step_000003").ahead
-    assert [drawn.sampled.step for drawn in ahead] == {1: [4], 2: [4, 5]}[most]
+    held = ahead.read(tmp_path / "stopped/checkpoints/step_000003")
+    assert [drawn.sampled.step for drawn in held] == {1: [4], 2: [4, 5]}[most]
     ran(ready, tmp_path / "stopped")
     assert same_files(tmp_path / "straight", tmp_path / "stopped")
     assert theta(tmp_path / "straight", 6) == theta(tmp_path / "stopped", 6)

@@ -58,11 +58,12 @@ class RunState:
 
 
 def read_state(folder: Path) -> RunState:
-    """The state in a checkpoint. Raises CheckpointError when it is not one of this version's."""
-    from rlctl.checkpoints import ahead
+    """The state in a checkpoint, without what is ahead, which is large (`ahead.py`).
 
+    Raises CheckpointError when it is not one of this version's.
+    """
     try:
-        return RunState(**json.loads((folder / STATE).read_bytes()), ahead=ahead.read(folder))
+        return RunState(**json.loads((folder / STATE).read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE} is not the state of a run: {error}.") from error
 

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlctl.backends.base import AnyBackend
+from rlctl.backends.base import AnyBackend, must_overlap
 from rlctl.backends.local.backend import LocalBackend
 from rlctl.backends.local.settings import LocalSettings
+from rlctl.errors import ConfigError
+from rlctl.settings import Settings
 from rlctl.types import Completion, Prompt, TrainRow
 from tests import defaults
 from tests.fakes import FakeBackend, FakeSettings
+from tests.two_sided import TwoSidedBackend, TwoSidedSettings
 
 JOB = defaults.job(
     model="",
@@ -65,10 +68,29 @@ def http(tiny_llama: Path, **job: Any) -> AnyBackend:
     return servers.client(os.environ["RLCTL_TEST_SERVER"], replace(JOB, model=str(tiny_llama), **job))
 
 
-BACKENDS = {"fake": fake, "local": local, "local-bfloat16": local_bfloat16, "http": http, "ray": ray}
+def two_sided(tiny_llama: Path, **job: Any) -> AnyBackend:
+    return TwoSidedBackend(TwoSidedSettings(), replace(JOB, **job))
+
+
+BACKENDS = {
+    "fake": fake,
+    "two-sided": two_sided,
+    "local": local,
+    "local-bfloat16": local_bfloat16,
+    "http": http,
+    "ray": ray,
+}
 if torch.cuda.is_available():  # collected only where it can run: a skip in CI would hide a missing backend
     BACKENDS["local-cuda"] = local_cuda
-EXACT = {"fake": 1e-6, "local": 1e-4, "local-bfloat16": 0.3, "local-cuda": 1e-2, "http": 1e-4, "ray": 1e-4}
+EXACT = {
+    "fake": 1e-6,
+    "two-sided": 1e-6,
+    "local": 1e-4,
+    "local-bfloat16": 0.3,
+    "local-cuda": 1e-2,
+    "http": 1e-4,
+    "ray": 1e-4,
+}
 """How far two computations of a log-prob may lie apart; bfloat16 logits of this model are spaced by up to 1/8."""
 
 
@@ -314,6 +336,40 @@ def test_the_sampler_follows_the_trainer(make: Callable[..., AnyBackend], name: 
     fresh, scored = run(make(), work)
     for row, mine in zip(fresh, scored, strict=True):
         np.testing.assert_allclose(mine, row.rollout_logprobs, atol=EXACT[name])
+
+
+OVERLAPS = {"two-sided", "ray"}
+PLAN = Settings().plan(steps=1)
+
+
+def test_sampling_beside_training_is_from_the_weights_of_the_last_sync(
+    make: Callable[..., AnyBackend], name: str
+) -> None:
+    async def trained(backend: AnyBackend, rows: Sequence[TrainRow]) -> None:
+        await backend.forward_backward(rows, loss=LOSS, loss_denominator=1.0)
+        await backend.optim_step(0.05)
+
+    async def work(backend: AnyBackend) -> Any:
+        before = await sampled(backend, 1, 2)
+        beside, _ = await asyncio.gather(sampled(backend, 1, 2), trained(backend, before))
+        after = await sampled(backend, 1, 2)
+        await backend.sync_weights()
+        return before, beside, after, await sampled(backend, 1, 2)
+
+    backend = make(plan=replace(PLAN, max_off_policy_steps=1))
+    if name not in OVERLAPS:
+        with pytest.raises(ConfigError, match="cannot: its sampler and its trainer take turns"):
+            run(backend, lambda backend: refuse(backend, name))
+        return
+    assert backend.overlap_obstacle() is None
+    before, beside, after, synced = run(backend, work)
+    told = [[row.rollout_logprobs.tolist() for row in rows] for rows in (before, beside, after, synced)]
+    assert told[0] == told[1] == told[2] != told[3]
+
+
+async def refuse(backend: AnyBackend, name: str) -> None:
+    """As a run does before it starts; over http the server has done so by now."""
+    must_overlap(backend, 1, name=name)
 
 
 def test_what_was_saved_comes_back_in_another_backend(make: Callable[..., AnyBackend], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,12 @@ class Rested(Backend[Any]):
         super().__init__(running.backend.settings, job)
         self.running = running
 
+    def overlap_obstacle(self) -> str | None:
+        """None: on CPUs the sampler keeps its memory while trainers work."""
+        return None
+
     async def start(self) -> BackendInfo:
+        self.running.backend.job = replace(self.running.backend.job, plan=self.job.plan)
         await self.running.call_from(self.running.backend.load(self.running.folder))
         return self.running.info
 
