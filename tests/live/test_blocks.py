@@ -83,6 +83,14 @@ def test_log_probs_are_a_phase_where_they_are_computed() -> None:
     )
 
 
+def test_the_phases_of_an_overlapped_step_add_up_to_it() -> None:
+    # Half a second of sampling passed beside the update, and the trainer waited for a quarter.
+    overlapped = {**metrics(1, timing_s__gen=0.75, timing_s__update_actor=0.6), "timing_s/wait_for_samples": 0.25}
+    seconds = phase_seconds(overlapped)
+    assert seconds == pytest.approx({"sample": 0.25, "score": 0.0, "update": 0.6, "sync": 0.05, "other": 0.1})
+    assert sum(seconds.values()) == pytest.approx(overlapped["timing_s/step"])
+
+
 @pytest.mark.parametrize("broken", [{"timing_s__step": None}, {"timing_s__step": 0.0, "timing_s__gen": None}])
 def test_timings_that_are_missing_break_nothing(broken: dict[str, object]) -> None:
     assert phase_lines(metrics(1, **broken), 40, 3, glyphs=UNICODE)

@@ -217,6 +217,13 @@ def test_phases_fill_the_time_of_the_run(tmp_path: Path) -> None:
     assert [one.values[0] for one in shares] == [20.0, 30.0, 10.0, 40.0, 0.0]
 
 
+def test_phases_of_an_overlapped_step_fill_its_time(tmp_path: Path) -> None:
+    # 6 s: 3 of update, beside which the samples were drawn but for a second, and 2 that nothing accounts for.
+    run = read_run(write_run(tmp_path / "a", [{**metrics(1), "timing_s/gen": 4.0, "timing_s/wait_for_samples": 1.0}]))
+    told = [(bar.phase, bar.seconds) for bar in charts.gantt(run)]
+    assert told == [("sample", 1.0), ("update", 3.0), ("other", 2.0), ("evaluate", 4.0)]
+
+
 def test_evaluations_have_wilsons_interval_over_their_problems(tmp_path: Path) -> None:
     """Of 50 problems half solved: (0.5 + 1.92 / 50 +- 1.96 * sqrt(0.25 / 50 + 0.96 / 2500)) / (1 + 3.84 / 50)."""
     (point,) = charts.points(read_run(write_run(tmp_path / "a", [metrics(1)])), "val-core/math/acc/mean@1")
