@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--most", type=int, default=1, help="trainer.max_off_policy_steps")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--score-steps", type=int, default=40)
+    parser.add_argument("--score-steps", type=int, default=80)
     args = parser.parse_args()
     os.environ["RLCTL_PLUGINS"] = PLUGIN
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def final_scores(model: Path, data: Path, most: int, args: argparse.Namespace) -
     """Mean score of the last five steps, for each seed."""
     found = []
     for seed in range(args.seeds):
-        own = ("backend=two_sided", f"seed={seed}", "trainer.lr=0.3", "rollout.n=8")
+        own = ("backend=two_sided", f"seed={seed}", "trainer.lr=3.0", "rollout.n=8")
         outcome = trained(model, data, args.score_steps, most, *own)
         found.append(fmean(each["score/mean"] for each in outcome.metrics[-5:]))
     return found

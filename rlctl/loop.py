@@ -26,7 +26,7 @@ from rlctl.recipe import backend_for, grpo_config, learning_rate, saver_for
 from rlctl.report import Metrics
 from rlctl.resuming import Resume, fingerprints
 from rlctl.rewards import Scored, score
-from rlctl.rollouts import Sampler
+from rlctl.rollouts import Groups, Sampler
 from rlctl.runfiles import STEP, RunFiles, spread
 from rlctl.safeguard import Safeguard
 from rlctl.settings import Settings
@@ -244,10 +244,13 @@ class _Run:
         )
         problems = self.prepared.eval_problems
         self.reporter.evaluating(step)
-        work = evaluate(sampler, problems, stopped=lambda: self.stopping.must_end)
-        try:
+
+        async def work() -> Groups:
             await self.steps.meet(step)
-            groups = await self.stopping.guard(work, give_up=lambda: self.stopping.must_end and self._abandon())
+            return await evaluate(sampler, problems, stopped=lambda: self.stopping.must_end)
+
+        try:
+            groups = await self.stopping.guard(work(), give_up=lambda: self.stopping.must_end and self._abandon())
         except GivenUp:
             return None
         if len(groups) < len(problems):
