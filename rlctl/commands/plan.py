@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rlctl.commands import options
+from rlctl.completion import names
 
 if TYPE_CHECKING:  # loaded only by a command that runs
     from rlctl.planning.plan import Plan
@@ -46,7 +47,10 @@ def plan(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(help="An earlier run, by name, folder or `latest`, whose measured rates and lengths are taken."),
+        typer.Option(
+            help="An earlier run, by name, folder or `latest`, whose measured rates and lengths are taken.",
+            autocompletion=names.runs_and_latest,
+        ),
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure rates by three steps here and now.")] = False,
     mfu: Annotated[

@@ -53,7 +53,7 @@ def test_a_word_becomes_what_it_can_only_be(typing: Shell, line: str, words: lis
 
 def test_a_setting_is_found_table_by_table(typing: Shell) -> None:
     # A table and a setting end without a space, so that typing goes on.
-    assert typing.become("rlctl train --set algor", keys="\tkl_c\t0.1") == [
+    assert typing.become("rlctl train --set algor", keys="\tkl_coe\t0.1") == [
         "rlctl", "train", "--set", "algorithm.kl_coef=0.1",
     ]  # fmt: skip
 
