@@ -62,6 +62,7 @@ class Rested(Backend[Any]):
     def __init__(self, running: Running, job: JobSpec) -> None:
         super().__init__(running.backend.settings, job)
         self.running = running
+        self.plays_episodes = running.backend.plays_episodes  # type: ignore[misc]  # as the one that it stands for
 
     def overlap_obstacle(self) -> str | None:
         """None: on CPUs the sampler keeps its memory while trainers work."""
