@@ -4,7 +4,8 @@
     python benchmarks/wire.py --repetitions 0          # the bytes alone, of 32 x 8 completions of about 300 tokens
 
 `local` computes in its own process, `http` asks a `rlctl serve` on this machine, in turns. A step samples, takes a
-gradient, updates and syncs. The last line has `ratio`, http's seconds a step over local's.
+gradient, updates and syncs. The last line has `ratio`, http's seconds a step over local's, and `cpu_ratio`, that of the
+processor seconds of all processes of a side, which hardly depends on who else computes on the machine.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def main() -> None:
         local, http = (common.Side(name, sys.argv[1:]) for name in ("local", "http"))
         common.interleaved([local, http], repetitions=args.repetitions)
         figures["ratio"] = http.median("seconds") / local.median("seconds")
+        figures["cpu_ratio"] = http.median("cpu_s") / local.median("cpu_s")
         figures |= {f"{side.name}_s": side.median("seconds") for side in (local, http)}
         figures["sent_mb"] = http.median("sent_mb")
         figures["received_mb"] = http.median("received_mb")
@@ -115,12 +117,27 @@ def run_side(args: argparse.Namespace) -> None:
         try:
             info = runner.run(backend.start())
             repetitions = iter(range(10**9))
-            common.serve(lambda: runner.run(step(backend, args, next(repetitions), vocab=info.vocab_size)))
+
+            def repetition() -> Mapping[str, float]:
+                before = processor_seconds(server)
+                moved = runner.run(step(backend, args, next(repetitions), vocab=info.vocab_size))
+                return {**moved, "cpu_s": processor_seconds(server) - before}
+
+            common.serve(repetition)
         finally:
             runner.run(backend.close())
             if server is not None:
                 server.terminate()
                 server.wait()
+
+
+def processor_seconds(server: subprocess.Popen[str] | None) -> float:
+    """Of this process, and of the server (`man 5 proc`, fields 14 and 15)."""
+    own = time.process_time()
+    if server is None:
+        return own
+    user, system = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return own + (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def served(model: str, local: AnyBackend, folder: Path) -> tuple[subprocess.Popen[str], AnyBackend]:
