@@ -33,7 +33,7 @@ class Entry(Protocol):
 EntryT = TypeVar("EntryT", bound=Entry)
 
 registering_modules: set[str] = set()
-"""Modules that have registered an entry in any registry."""
+"""Modules that have registered something else than a backend: an estimator, a loss, an environment."""
 
 
 class Registry(Generic[EntryT]):

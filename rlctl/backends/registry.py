@@ -157,12 +157,8 @@ def open_plugins() -> list[RlctlError]:
 def announces_more(module: str) -> str:
     """Note that a module announces something beside backends, so that it need announce none; who it is, in words."""
     door = _opening[-1] if _opening else None
-    _announcing.update({module} if door is None else {module, door.module})
+    registering_modules.update({module} if door is None else {module, door.module})
     return f"module {module}" if door is None else door.origin
-
-
-_announcing: set[str] = set()
-"""Modules that announced something else than a backend."""
 
 
 def _open(door: _Door) -> None:
@@ -267,9 +263,9 @@ def _check_single_claim(door: _Door) -> None:
 
 def _check_registered(door: _Door, file: str, *, new: set[str]) -> None:
     """The module may have been imported before, by its user or through the other door; then its names are there."""
-    if door.name in _specs or (not door.name and (new or _names_from(door.module) or door.module in _announcing)):
-        return
-    if not door.name and door.module in registering_modules:  # it brings an estimator or a loss
+    if door.name in _specs or (
+        not door.name and (new or _names_from(door.module) or door.module in registering_modules)
+    ):
         return
     what = f"backend {door.name!r}" if door.name else "any backend"
     raise BackendUnavailable(
