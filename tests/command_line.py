@@ -47,13 +47,18 @@ def fresh(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
 
 
 def start(
-    *arguments: str, cwd: Path, environ: Mapping[str, str], stderr: Stream = PIPE, forked: bool = True
+    *arguments: str,
+    cwd: Path,
+    environ: Mapping[str, str],
+    stdout: Stream = PIPE,
+    stderr: Stream = PIPE,
+    forked: bool = True,
 ) -> subprocess.Popen[str]:
     """Begin a command, with nothing but this environment, in a session of its own."""
     kind = Forked if forked and not _needs_an_interpreter(environ) else subprocess.Popen
     command = [sys.executable, "-m", "rlctl", *arguments]
     return kind(
-        command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=PIPE, stderr=stderr, text=True,
+        command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
         start_new_session=True,
     )  # fmt: skip
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 from rlctl.backends.http.backend import HttpBackend
 from rlctl.backends.http.settings import HttpSettings
 from rlctl.types import JobSpec
+from tests import command_line
 
 TOKEN = "a-token-of-the-tests"
 
@@ -42,13 +41,11 @@ def start(folder: Path, *settings: str, port: int = 0, environment: dict[str, st
     """A server that listens; its models are those of `settings`."""
     log = folder / f"serve-{time.monotonic_ns()}.log"
     with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rlctl", "serve", "--port", str(port), *(x for s in settings for x in ("--set", s))],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "RLCTL_SERVE__TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **(environment or {})},
-        )
+        process = command_line.start(
+            "serve", "--port", str(port), *(x for s in settings for x in ("--set", s)), cwd=Path.cwd(),
+            environ={**command_line.environment(), "RLCTL_SERVE__TOKEN": TOKEN, **(environment or {})},
+            stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
     while "listening on" not in (said := log.read_text()):
         if process.poll() is not None:
             raise AssertionError(f"the server ended with {process.returncode}: {said}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import httpx
 import pytest
 
 from rlctl.commands.resume import _settings_of
+from tests.command_line import environment, rlctl, start
 from tests.http import servers
 from tests.http.servers import TOKEN, Server
 from tests.runs import lines, without_times
@@ -26,25 +25,24 @@ SMALL = {
     "trainer.save_freq": 1, "trainer.eval_freq": 2, "data.eval_size": 4,
     "algorithm.drop_zero_signal_groups": "false", "algorithm.kl_coef": 0.01,
 }  # fmt: skip
-THREADS = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = servers.start(tmp_path_factory.mktemp("serve"), "serve.lease_s=60", environment=THREADS)
+    server = servers.start(tmp_path_factory.mktemp("serve"), "serve.lease_s=60")
     yield server
     server.end()
 
 
 def train(folder: Path, *options: str, server: Server | None = None) -> subprocess.Popen[str]:
     assignments = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    environ = {**os.environ, **THREADS}
+    environ = environment()
     if server is not None:
         environ |= {"RLCTL_REMOTE_BACKEND__HTTP__TOKEN": TOKEN, "RLCTL_REMOTE_BACKEND__HTTP__URL": server.url}
         assignments += ["--backend", "http"]
-    command = [sys.executable, "-m", "rlctl", "train", "--variant", "embedded", "--name", folder.name, *assignments]
+    command = ["train", "--variant", "embedded", "--name", folder.name, *assignments]
     command += ["--set", f"run.dir={folder.parent}", *options]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return start(*command, cwd=Path.cwd(), environ=environ, stderr=subprocess.STDOUT)
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -105,11 +103,9 @@ def samples(folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_smoke_run_over_http_is_green(server: Server) -> None:
-    environ = {**os.environ, **THREADS, "RLCTL_REMOTE_BACKEND__HTTP__TOKEN": TOKEN}
-    done = subprocess.run(
-        [sys.executable, "-m", "rlctl", "smoke", "--backend", "http", "--steps", "3", "--format", "json",
-         "--set", f"remote_backend.http.url={server.url}"],
-        env=environ, capture_output=True, text=True, timeout=240,
+    done = rlctl(
+        "smoke", "--backend", "http", "--steps", "3", "--format", "json",
+        "--set", f"remote_backend.http.url={server.url}", RLCTL_REMOTE_BACKEND__HTTP__TOKEN=TOKEN,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["checks"]
