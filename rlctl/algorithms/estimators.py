@@ -44,8 +44,22 @@ class Estimator:
         return function
 
 
+ELSEWHERE = {
+    "dr_grpo": "grpo with norm_adv_by_std = false and loss_agg_mode = seq-mean-token-sum-norm",
+    "group_norm": "grpo",
+    "grpo_vectorized": "grpo",
+    "leave_one_out": "rloo",
+    "loop": "rloo",
+    "rloo_vectorized": "rloo",
+    "reinforce++": "reinforce_plus_plus",
+    "reinforce": "reinforce_plus_plus",
+    "reinforce_baseline": "reinforce_plus_plus_baseline",
+    "dapo": "grpo with clip_ratio_high = 0.28 and filter_groups = true",
+}
+"""Names of verl, OpenRLHF, SkyRL, NeMo-RL and of papers."""
+
 registry: Registry[Estimator] = Registry(
-    "advantage estimator", group="rlctl.advantages", setting="algorithm.adv_estimator"
+    "advantage estimator", group="rlctl.advantages", setting="algorithm.adv_estimator", elsewhere=ELSEWHERE
 )
 
 

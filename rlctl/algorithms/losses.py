@@ -42,7 +42,26 @@ class PolicyLoss:
         return import_foreign(self.row_function, needed_by=f"policy loss {self.name!r}") if self.row_function else None
 
 
-registry: Registry[PolicyLoss] = Registry("policy loss", group="rlctl.losses", setting="algorithm.policy_loss")
+ELSEWHERE = {
+    "ppo": "vanilla",
+    "ppo_clip": "vanilla",
+    "regular": "vanilla",
+    "dual_clip": "vanilla, bounded by clip_ratio_c,",
+    "grpo": "vanilla with loss_agg_mode = seq-mean-token-mean",
+    "dapo": "vanilla with loss_agg_mode = token-mean",
+    "bnpo": "vanilla with loss_agg_mode = token-mean",
+    "dr_grpo": "vanilla with loss_agg_mode = seq-mean-token-sum-norm",
+    "geo_mean": "gmpo",
+    "clip_higher": "vanilla with clip_ratio_high above clip_ratio_low",
+    "reinforce": "gpg",
+    "pg": "gpg",
+    "policy_gradient": "gpg",
+}
+"""Names of verl, TRL and SkyRL, and of papers."""
+
+registry: Registry[PolicyLoss] = Registry(
+    "policy loss", group="rlctl.losses", setting="algorithm.policy_loss", elsewhere=ELSEWHERE
+)
 
 
 def register(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Protocol, TypeVar
@@ -37,10 +37,10 @@ registering_modules: set[str] = set()
 
 
 class Registry(Generic[EntryT]):
-    """Entries of one kind, by name. `kind` is what a person calls them."""
+    """Entries of one kind, by name. `kind` is what a person calls them, `elsewhere` what other frameworks do."""
 
-    def __init__(self, kind: str, *, group: str, setting: str) -> None:
-        self.kind, self.group, self.setting = kind, group, setting
+    def __init__(self, kind: str, *, group: str, setting: str, elsewhere: Mapping[str, str]) -> None:
+        self.kind, self.group, self.setting, self.elsewhere = kind, group, setting, elsewhere
         self._entries: dict[str, EntryT] = {}
         self._origins: dict[str, str] = {}
 
@@ -135,14 +135,20 @@ class Registry(Generic[EntryT]):
 
     def _unknown(self, name: str, failures: list[RlctlError]) -> ConfigError:
         known = self.names()
-        close = difflib.get_close_matches(name, known, n=1)
-        text = f"there is no {self.kind} {name!r}" + (f"; did you mean {close[0]!r}?" if close else ".")
+        text = f"there is no {self.kind} {name!r}{self._meant(name, known)}"
         text += "".join(f" It may be in a plugin that failed: {failure.message}" for failure in failures)
         return ConfigError(
             text,
             hint=f"known: {', '.join(known)}. To add one, install a package with an entry point in group "
             f"{self.group!r}, or name a module that registers it in {VARIABLE}.",
         )
+
+    def _meant(self, name: str, known: Sequence[str]) -> str:
+        ours = self.elsewhere.get(name.lower().replace("-", "_"))
+        if ours is not None:
+            return f"; what others call that is {ours} here."
+        close = difflib.get_close_matches(name, known, n=1)
+        return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _is_ours(module: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -50,6 +51,15 @@ def test_an_unknown_name_lists_the_nearest_and_the_known_ones() -> None:
         estimators.registry.get("rlooo")
     assert "reinforce_plus_plus" in str(error.value.hint)
     assert "rlctl.advantages" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("known", [estimators.registry, losses.registry])
+def test_a_name_of_another_framework_is_told_in_ours(known: Registry[Any]) -> None:
+    assert known.elsewhere
+    for name, ours in known.elsewhere.items():
+        assert ours.replace(",", " ").split()[0] in known.names()
+        with pytest.raises(ConfigError, match=re.escape(f"; what others call that is {ours} here.")):
+            known.get(name.upper().replace("_", "-"))
 
 
 def test_a_plugins_estimator_trains(plugin: None) -> None:
@@ -123,7 +133,9 @@ def test_a_plugin_that_fails_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_entry_point_is_opened_when_its_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: Registry[estimators.Estimator] = Registry("advantage estimator", group="some.group", setting="")
+    known: Registry[estimators.Estimator] = Registry(
+        "advantage estimator", group="some.group", setting="", elsewhere={}
+    )
     module = SimpleNamespace(__name__="a_package", __file__="")
     monkeypatch.setitem(sys.modules, "a_package", module)  # type: ignore[arg-type]
     point = EntryPoint("mine", "a_package", "some.group")
