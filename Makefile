@@ -19,7 +19,6 @@ train: $(VENV)/.installed-run
 test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	sh scripts/test.sh $(BIN)/python
 
 docs: $(VENV)/.installed-dev

@@ -1,14 +1,21 @@
 #!/bin/sh
-# Run the tests in two processes at once: test.sh PYTHON [pytest arguments].
+# Check the types and run the tests, in two processes at once: test.sh PYTHON [pytest arguments].
 # Tests of Ray wait for actors most of the time, so the others fill the gaps. Whichever process is done first takes parts
 # that go with either (BESIDE_RAY in tests/conftest.py), so that both end together, whatever is added to one of them.
-# What Ray's prints follows at the end.
+# What mypy and the tests of Ray print follows at the end.
 set -u
 
 python=$1
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+types_and_ray() {
+    wrong=0
+    "$python" -m mypy || wrong=1
+    all_of ray "$@" || wrong=1
+    return "$wrong"
+}
 
 # all_of MARKS [pytest arguments]
 all_of() {
@@ -24,7 +31,7 @@ all_of() {
     return "$failed"
 }
 
-all_of ray "$@" >"$work/log" 2>&1 &
+types_and_ray "$@" >"$work/log" 2>&1 &
 ray=$!
 trap 'kill "$ray" $(pgrep -P "$ray") 2>/dev/null; exit 130' INT TERM
 all_of "not ray and not beside_ray" "$@"
