@@ -131,14 +131,19 @@ class Rollout:
     """The kind of each reward that failed: timeout, exception, crash, not_finite; an environment's failure too."""
     parts: tuple[tuple[float, float], ...] = ()
     """(weight, score) of each reward function, in order; their sum of products is `reward` before shaping."""
-    shaping: float = 0.0
-    """What the settings of `[reward]` added to it, for its length."""
+    length_parts: tuple[tuple[float, float], ...] = ()
+    """(weight, value) of each penalty for length that `[reward]` asks for."""
     baseline: float | None = None
     """The reward of the likeliest completion of the same prompt, where the estimator wants one."""
     episode: Episode | None = None
     """None where no environment answers."""
     policy_version: int = 0
     """Steps that the policy which sampled it had been trained for."""
+
+    @property
+    def shaping(self) -> float:
+        """What was added to the reward for length."""
+        return sum(weight * value for weight, value in self.length_parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _group(
     return Group(
         rewards=[rollout.reward for rollout in group if rollout.reward is not None],
         lengths=[row.trained_tokens for row in rows],
-        parts=[[*rollout.parts, (1.0, rollout.shaping)] for rollout in group],
+        parts=[[*rollout.parts, *rollout.length_parts] for rollout in group],
         baseline=group[0].baseline,
         penalties=None if penalties is None else [spec.kl_coef * values for values in penalties],
     )

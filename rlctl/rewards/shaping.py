@@ -34,20 +34,20 @@ class ShapingSpec:
 
 
 def shaped(group: Sequence[Rollout], spec: ShapingSpec) -> list[Rollout]:
-    """The group with its rewards shaped, and in `shaping` what was added for length."""
+    """The group with its rewards shaped, and what was added for length."""
     counted = [rollout for rollout in group if rollout.reward is not None]
     if spec.is_off or not counted:
         return list(group)
     rewards = [rollout.reward for rollout in counted if rollout.reward is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in counted]
-    added = length_terms(rewards, lengths, spec)
     base = ranks(rewards) if spec.rank_in_group else rewards
-    done = iter(zip(base, added, strict=True))
+    done = iter(zip(base, length_parts(rewards, lengths, spec), strict=True))
     return [rollout if rollout.reward is None else _added(rollout, *next(done)) for rollout in group]
 
 
-def _added(rollout: Rollout, base: float, shaping: float) -> Rollout:
-    return replace(rollout, reward=base + shaping, shaping=shaping)
+def _added(rollout: Rollout, base: float, parts: tuple[tuple[float, float], ...]) -> Rollout:
+    added = replace(rollout, length_parts=parts)
+    return replace(added, reward=base + added.shaping)
 
 
 def ranks(rewards: Sequence[float]) -> list[float]:
@@ -58,27 +58,30 @@ def ranks(rewards: Sequence[float]) -> list[float]:
     return [(bisect_left(ordered, r) + bisect_right(ordered, r) - 1) / 2 / (n - 1) for r in rewards]
 
 
-def length_terms(rewards: Sequence[float], lengths: Sequence[int], spec: ShapingSpec) -> list[float]:
-    """[n] what is added for length, never above 0 but for short right answers in the group's form."""
-    overlong = [overlong_penalty(length, spec) for length in lengths]
-    if not spec.length_penalty:
-        return overlong
-    if spec.length_penalty_form == "linear":
-        terms = [-length / spec.max_response_length for length in lengths]
-    else:
-        terms = group_length_rewards(rewards, lengths)
-    return [spec.length_penalty * term + more for term, more in zip(terms, overlong, strict=True)]
+def length_parts(
+    rewards: Sequence[float], lengths: Sequence[int], spec: ShapingSpec
+) -> list[tuple[tuple[float, float], ...]]:
+    """[n] of (weight, value), one for each penalty that is on: what it adds is their product.
+
+    Never above 0 but for short right answers in the group's form.
+    """
+    columns: list[list[tuple[float, float]]] = []
+    if spec.length_penalty:
+        linear = spec.length_penalty_form == "linear"
+        values = [-n / spec.max_response_length for n in lengths] if linear else group_length_rewards(rewards, lengths)
+        columns.append([(spec.length_penalty, value) for value in values])
+    if spec.overlong_buffer_len:
+        columns.append([(spec.overlong_penalty_factor, soft_punishment(length, spec)) for length in lengths])
+    return list(zip(*columns, strict=True)) if columns else [()] * len(lengths)
 
 
-def overlong_penalty(length: int, spec: ShapingSpec) -> float:
-    """DAPO's soft punishment: 0 up to L - buffer, then falling to -1 at L, times the factor.
+def soft_punishment(length: int, spec: ShapingSpec) -> float:
+    """DAPO's: 0 up to L - buffer, then falling to -1 at L.
 
     Source: https://arxiv.org/abs/2503.14476, equation 13.
     """
-    if not spec.overlong_buffer_len:
-        return 0.0
     over = length - (spec.max_response_length - spec.overlong_buffer_len)
-    return -min(max(over, 0) / spec.overlong_buffer_len, 1.0) * spec.overlong_penalty_factor
+    return -min(max(over, 0) / spec.overlong_buffer_len, 1.0)
 
 
 def group_length_rewards(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:

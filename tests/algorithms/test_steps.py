@@ -190,6 +190,25 @@ def test_rewards_are_shaped_by_length_in_training() -> None:
     )
 
 
+@pytest.mark.parametrize("weight", [0.1, 10.0])
+def test_gdpo_weighs_length_as_it_is_told_to(weight: float) -> None:
+    config = config_of(algorithm={"adv_estimator": "gdpo"}, reward={"length_penalty": weight})
+    backend = Recording()
+    report = step(config, [1.0, 0.0], backend=backend)
+    lengths = np.array([len(r.completion.token_ids) for r in report.rollouts])
+    solved = np.array([1.0, 0.0] * 8).reshape(4, 4)
+
+    def normalised(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        centred = values - values.mean(axis=1, keepdims=True)
+        return np.asarray(centred / (values.std(axis=1, ddof=1, keepdims=True) + 1e-6))
+
+    expected = (normalised(solved) + weight * normalised(-lengths.reshape(4, 4) / 8)).ravel()
+    tokens = np.repeat(expected, lengths)
+    expected = (expected - tokens.mean()) / tokens.std(ddof=1)
+    assert len(set(lengths)) > 1
+    np.testing.assert_allclose([row.advantage for row in backend.updates[0]], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_tokens_are_chosen_over_the_whole_minibatch_before_each_update(name: str) -> None:
     backend = Recording()

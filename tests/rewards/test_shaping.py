@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlctl.rewards.shaping import ShapingSpec, group_length_rewards, overlong_penalty, ranks, shaped
+from rlctl.rewards.shaping import ShapingSpec, group_length_rewards, ranks, shaped, soft_punishment
 from rlctl.types import Completion, Problem, Prompt, Rollout
 
 
@@ -28,12 +28,16 @@ def group(*pairs: tuple[float | None, int]) -> list[Rollout]:
 
 @pytest.mark.parametrize(("length", "expected"), [(0, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)])
 def test_the_soft_punishment_falls_over_the_buffer(length: int, expected: float) -> None:
-    assert overlong_penalty(length, spec(overlong_buffer_len=20)) == expected
-    assert overlong_penalty(length, spec(overlong_buffer_len=20, overlong_penalty_factor=0.5)) == expected / 2
+    buffer = spec(overlong_buffer_len=20, overlong_penalty_factor=0.5)
+    assert soft_punishment(length, buffer) == expected
+    assert [r.shaping for r in shaped(group((1.0, length)), buffer)] == [expected / 2]
 
 
-def test_no_buffer_punishes_nothing() -> None:
-    assert overlong_penalty(100, spec()) == 0.0
+def test_each_penalty_keeps_its_weight_beside_its_value() -> None:
+    both = spec(overlong_buffer_len=20, overlong_penalty_factor=2.0, length_penalty=0.5)
+    (found,) = shaped(group((1.0, 90)), both)
+    assert found.length_parts == ((0.5, -0.9), (2.0, -0.5))
+    assert found.reward == pytest.approx(1.0 - 0.45 - 1.0)
 
 
 def test_the_linear_penalty_is_a_share_of_the_limit() -> None:
