@@ -30,7 +30,7 @@ from typing import Any
 
 import common
 
-from rlctl.baselines import judging, words
+from rlctl.baselines import costs, judging, words
 from rlctl.baselines.file import Baseline
 from rlctl.baselines.record import Record
 from rlctl.config import load
@@ -91,7 +91,7 @@ def trials(args: argparse.Namespace, folder: Path) -> None:
     )
 
 
-SHOWN = {phase.words: name for name, phase in judging.PHASES.items()}
+SHOWN = {phase.words: name for name, phase in costs.PHASES.items()}
 
 
 def order(args: argparse.Namespace) -> list[tuple[str, str, float]]:

@@ -1,7 +1,6 @@
 """Are runs worse than their baseline: exactly for what is counted, as paired ratios for time, by problem for the score.
 
-A step's cost is the logarithm of its own seconds a unit of work (FLOPs of the update, tokens elsewhere), over the
-seconds of the reference work beside it. `estimating.py` says how much more that is now, and how surely.
+`costs.py` has what is compared of a step's time; `estimating.py` says how much more that is now, and how surely.
 
 The verdict asks for an effect that matters, and not only for one that is not 0: regression where the interval lies
 above 0 and the estimate is nearer to EFFECT than to nothing, pass where the interval excludes EFFECT, else
@@ -18,6 +17,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from rlctl import statistics
+from rlctl.baselines.costs import KINDS, PHASES, circumstances, cost, waited
 from rlctl.baselines.estimating import Estimate, Measured, estimate, trimmed_mean
 from rlctl.baselines.file import WARMUP, Baseline
 from rlctl.baselines.record import COUNTS, RESULTS, Record, Step
@@ -240,34 +240,12 @@ def _mean_scores(runs: Sequence[Mapping[int, Step]], window: Sequence[int]) -> d
     return {place: fmean(values) for place, values in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
-
-    `waiting` is how it feels seconds that it waited for a processor, of its own: an update finds its caches cold
-    however long that was, sampling colder the longer it was. `lasting` (see `estimating.py`) is of a machine where a
-    phase waits for as long as it works; where nothing waits there is no neighbour that could last.
-    """
-
-    words: str
-    work: Callable[[Step], float | None]
-    waiting: Callable[[float], float]
-    lasting: float
-
-
-PHASES: Mapping[str, Phase] = {
-    "update": Phase("update (MFU)", lambda step: step.flops_update, math.log1p, 0.0),
-    "sampling": Phase("sampling (sampled tok/s)", lambda step: step.sampled_tokens, float, 0.8),
-    "step": Phase("whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens, float, 0.0),
-}
-
-
 def _speeds(pairs: Pairs) -> Iterator[Finding]:
-    paired = all(step.reference for run in (*pairs.before, *pairs.now) for step in run.values())
+    paired = all(step.reference.keys() >= set(KINDS) for run in (*pairs.before, *pairs.now) for step in run.values())
     spread = RUN_SPREAD if paired else RUN_SPREAD_UNPAIRED
     for name, phase in PHASES.items():
-        figure = partial(cost, phase=name, work=phase.work)
-        beside = partial(circumstances, phase=name, waiting=phase.waiting)
+        figure = partial(cost, name=name, phase=phase, paired=paired)
+        beside = partial(circumstances, name=name, phase=phase, paired=paired)
         lasting = phase.lasting * min(1.0, _waited_most(pairs, name))
         more = pairs.estimate(figure, spread=spread, lasting=lasting, beside=beside)
         if more is None:
@@ -280,37 +258,14 @@ def _speeds(pairs: Pairs) -> Iterator[Finding]:
 
 def _not_all_alike(speeds: list[Finding]) -> list[Finding]:
     """Unrelated phases that slow down together tell of a machine that treats the reference work otherwise."""
-    if not all(finding.outcome == "regression" for finding in speeds):
+    least, most = (of((finding.value or 0.0) for finding in speeds) for of in (min, max))
+    if least < max(SMALLEST, most / 2):
         return speeds
     why = "; every phase alike, as when the machine and not the code has changed"
-    return [replace(finding, outcome="inconclusive", why=finding.why + why) for finding in speeds]
-
-
-def cost(step: Step, *, phase: str, work: Callable[[Step], float | None]) -> float | None:
-    """Logarithm of the own seconds a unit of work, over the reference work's beside it where there is some."""
-    seconds, units = step.seconds.get(phase, 0.0), work(step)
-    return math.log(seconds / units) - reading(step) if units and seconds > 0 else None
-
-
-def reading(step: Step) -> float:
-    """Logarithm of what the reference work took in this step, both kinds alike; 0 where there is none.
-
-    What a neighbour takes from a phase lies between what it takes from products of thousands of tokens and from steps
-    of a few rows, for an update as for sampling (docs/smoke.md has the figures).
-    """
-    kinds = [fmean(map(math.log, readings)) for readings in step.reference.values()]
-    return fmean(kinds) if kinds else 0.0
-
-
-def circumstances(step: Step, *, phase: str, waiting: Callable[[float], float]) -> tuple[float, float]:
-    """What the reference work took, as a logarithm, and what the phase felt of waiting for a processor."""
-    return reading(step), waiting(waited(step, phase))
-
-
-def waited(step: Step, phase: str) -> float:
-    """Seconds that the phase waited for a processor, a second of its own."""
-    own, wall = step.seconds.get(phase, 0.0), step.wall.get(phase, 0.0)
-    return max(0.0, wall / own - 1) if own > 0 else 0.0
+    return [
+        replace(finding, outcome="inconclusive", why=finding.why + why) if finding.outcome == "regression" else finding
+        for finding in speeds
+    ]
 
 
 def _waited_most(pairs: Pairs, phase: str) -> float:

@@ -56,6 +56,34 @@ def test_phases_that_all_slow_down_alike_are_doubted() -> None:
     assert "every phase alike" in finding(judgement, "update").why
 
 
+def test_an_update_that_slows_down_by_far_more_than_the_rest_is_not_doubted() -> None:
+    judgement = judge(baseline(), several(50, update=1.3, sampling=1.1))
+    assert finding(judgement, "sampling").value == pytest.approx(0.1, abs=0.04)
+    assert finding(judgement, "update").outcome == "regression"
+
+
+def test_a_neighbour_that_takes_more_from_one_kind_of_work_is_learnt_from_the_runs() -> None:
+    """An update that is all like its own reference work, of which 30 % more or less is believed to be of the other."""
+
+    def hit(record: Record, by: float) -> Record:
+        steps = [
+            replace(
+                step,
+                seconds={**step.seconds, "update": step.seconds["update"] * by},
+                reference={**step.reference, "update": tuple(by * seconds for seconds in step.reference["update"])},
+            )
+            for step in record.steps
+        ]
+        return replace(record, steps=tuple(steps))
+
+    before = [hit(each, 1 + number / 15) for number, each in enumerate(several(0, runs=15, whole=0.005, noise=0.01))]
+    now = [hit(each, 2.0) for each in several(50, whole=0.005, noise=0.01)]
+    update = finding(judge(Baseline(tuple(before)), now), "update")
+    # By shares alone it would be 2 ** 0.3 over 1.45 ** 0.3, which is 10 % more.
+    assert update.value == pytest.approx(0.0, abs=0.03)
+    assert update.outcome != "regression"
+
+
 def test_a_regression_says_how_large_and_how_sure() -> None:
     judgement = judge(baseline(), several(50, update=1.2))
     update = finding(judgement, "update")

@@ -1,0 +1,82 @@
+"""What a phase costs in time, and what stood beside it: the figures of a step that `judging.py` compares.
+
+Own seconds (`clock.py`) a unit of work, FLOPs of the update and tokens elsewhere, over the seconds of the reference
+work beside it (`engine/reference.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from rlctl.baselines.record import Step
+from rlctl.types import JudgedPhase
+
+KINDS: tuple[JudgedPhase, ...] = ("sampling", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
+
+    `beside` is how much of each kind of reference work it is like, in shares. `waiting` is how it feels seconds that it
+    waited for a processor, of its own: an update finds its caches cold however long that was, sampling colder the
+    longer it was. `lasting` (see `estimating.py`) is of a machine where a phase waits for as long as it works; where
+    nothing waits there is no neighbour that could last.
+    """
+
+    words: str
+    work: Callable[[Step], float | None]
+    beside: Mapping[JudgedPhase, float]
+    waiting: Callable[[float], float]
+    lasting: float
+
+
+PHASES: Mapping[str, Phase] = {
+    "update": Phase(
+        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.3, "update": 0.7}, math.log1p, lasting=0.1
+    ),
+    "sampling": Phase(
+        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.45, "update": 0.55}, float,
+        lasting=0.5,
+    ),
+    "step": Phase(
+        "whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens,
+        {"sampling": 0.35, "update": 0.65}, float, lasting=0.1,
+    ),
+}  # fmt: skip
+
+
+def cost(step: Step, *, name: str, phase: Phase, paired: bool) -> float | None:
+    """Logarithm of the own seconds a unit of work, over the reference work's beside it where the runs are `paired`.
+
+    None where the step did none. What a neighbour takes from a phase lies between what it takes from products of
+    thousands of tokens and from steps of a few rows, for an update as for sampling (docs/smoke.md has the figures).
+    """
+    seconds, units = step.seconds.get(name, 0.0), phase.work(step)
+    if not units or seconds <= 0:
+        return None
+    beside = sum(share * reading(step, kind) for kind, share in phase.beside.items()) if paired else 0.0
+    return math.log(seconds / units) - beside
+
+
+def circumstances(step: Step, *, name: str, phase: Phase, paired: bool) -> tuple[float, ...]:
+    """What each kind of reference work took, as a logarithm, and what the phase felt of waiting for a processor.
+
+    Each kind by itself: which of them a phase is like differs from neighbour to neighbour.
+    """
+    readings = [reading(step, kind) for kind in KINDS] if paired else []
+    return (*readings, phase.waiting(waited(step, name)))
+
+
+def reading(step: Step, kind: JudgedPhase) -> float:
+    """Logarithm of what that kind of reference work took in this step."""
+    return fmean(map(math.log, step.reference[kind]))
+
+
+def waited(step: Step, phase: str) -> float:
+    """Seconds that the phase waited for a processor, a second of its own."""
+    own, wall = step.seconds.get(phase, 0.0), step.wall.get(phase, 0.0)
+    return max(0.0, wall / own - 1) if own > 0 else 0.0
