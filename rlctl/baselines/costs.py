@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
+from rlctl.baselines.estimating import Belief
 from rlctl.baselines.record import Step
 from rlctl.types import JudgedPhase
 
@@ -21,30 +22,37 @@ KINDS: tuple[JudgedPhase, ...] = ("sampling", "update")
 class Phase:
     """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
 
-    `beside` is how much of each kind of reference work it is like, in shares. `waiting` is how it feels seconds that it
-    waited for a processor, of its own: an update finds its caches cold however long that was, sampling colder the
-    longer it was. `lasting` (see `estimating.py`) is of a machine where a phase waits for as long as it works; where
-    nothing waits there is no neighbour that could last.
+    `beside` is how much of each kind of reference work it is like, in shares. `cold` is how much slower it is believed
+    to be where its threads wait for a processor for e times as long as without: they find their caches cold. `lasting`
+    (see `estimating.py`) is of a machine where a phase waits for as long as it works; where nothing waits there is no
+    neighbour that could last.
     """
 
     words: str
     work: Callable[[Step], float | None]
     beside: Mapping[JudgedPhase, float]
-    waiting: Callable[[float], float]
+    cold: float
     lasting: float
 
+    def beliefs(self, *, paired: bool) -> tuple[Belief, ...]:
+        """Of `circumstances`, in the same order."""
+        return (*([Belief(0.0, BESIDE_SPREAD)] * len(KINDS) if paired else []), Belief(self.cold, COLD_SPREAD))
 
+
+BESIDE_SPREAD = 0.2
+"""Standard deviation of those shares."""
+COLD_SPREAD = 0.05
 PHASES: Mapping[str, Phase] = {
     "update": Phase(
-        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.3, "update": 0.7}, math.log1p, lasting=0.1
+        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.25, "update": 0.75}, cold=0.07, lasting=0.1
     ),
     "sampling": Phase(
-        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.45, "update": 0.55}, float,
-        lasting=0.5,
+        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.4, "update": 0.6}, cold=0.11,
+        lasting=0.3,
     ),
     "step": Phase(
         "whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens,
-        {"sampling": 0.35, "update": 0.65}, float, lasting=0.1,
+        {"sampling": 0.3, "update": 0.7}, cold=0.08, lasting=0.15,
     ),
 }  # fmt: skip
 
@@ -62,13 +70,13 @@ def cost(step: Step, *, name: str, phase: Phase, paired: bool) -> float | None:
     return math.log(seconds / units) - beside
 
 
-def circumstances(step: Step, *, name: str, phase: Phase, paired: bool) -> tuple[float, ...]:
-    """What each kind of reference work took, as a logarithm, and what the phase felt of waiting for a processor.
+def circumstances(step: Step, *, name: str, paired: bool) -> tuple[float, ...]:
+    """Logarithms of what each kind of reference work took, and of wall seconds of the phase over its own.
 
     Each kind by itself: which of them a phase is like differs from neighbour to neighbour.
     """
     readings = [reading(step, kind) for kind in KINDS] if paired else []
-    return (*readings, phase.waiting(waited(step, name)))
+    return (*readings, math.log1p(waited(step, name)))
 
 
 def reading(step: Step, kind: JudgedPhase) -> float:

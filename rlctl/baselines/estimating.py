@@ -8,8 +8,8 @@ apart:
    centre is the trimmed mean of these differences: now and then a step meets a neighbour.
 2. Neighbours hit the engine's phases harder than the reference beside them, and a thread that has waited for a
    processor finds its caches cold. How much that is for each is estimated from the centres and the circumstances of
-   each side's runs, against a belief that it is nothing (ridge regression, Hoerl & Kennard 1970,
-   https://doi.org/10.1080/00401706.1970.10488634, as an analysis of covariance), and taken off.
+   each side's runs, against what is believed of it (ridge regression, Hoerl & Kennard 1970,
+   https://doi.org/10.1080/00401706.1970.10488634, towards that belief, as an analysis of covariance), and taken off.
 3. The effect is the trimmed mean of the centres now less that of the baseline's: now and then a whole run is off.
 4. What a trimmed mean is worth follows from winsorised deviations (Tukey & McLaughlin 1963; for two groups Yuen 1974,
    https://doi.org/10.1093/biomet/61.1.165). Few runs tell little of a spread, so it is moderated: the baseline's
@@ -40,8 +40,6 @@ LEVEL = 0.98
 TRIM = 0.2
 RUN_SPREAD_WEIGHT = 6
 """How many runs' worth of knowledge a belief about the spread of runs is."""
-FELT = 0.3
-"""Standard deviation of the share of a circumstance that a phase is believed to feel."""
 TINY = 1e-12
 """A variance, in squared logarithms, that is as good as none."""
 
@@ -75,16 +73,31 @@ class Measured:
     circumstances: Sequence[float] = ()
 
 
-def estimate(before: Sequence[Measured], now: Sequence[Measured], *, spread: float, lasting: float = 0.0) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """How much of a circumstance the figure feels, before any run is seen: a normal distribution."""
+
+    mean: float
+    deviation: float
+
+
+def estimate(
+    before: Sequence[Measured],
+    now: Sequence[Measured],
+    *,
+    spread: float,
+    lasting: float = 0.0,
+    beliefs: Sequence[Belief] = (),
+) -> Estimate:
     """Of runs of the same steps.
 
     `spread` is what is believed of the standard deviation of whole runs before seeing any, in logarithms; `lasting`
-    what runs in a row have in common of their variance, as a share of it.
+    what runs in a row have in common of their variance, as a share of it. `beliefs` are of the circumstances, in order.
     """
     usual = [median(values) for values in zip(*(run.figures for run in before), strict=True)]
     old, new = _side(before, usual), _side(now, usual)
     believed = spread**2 + fmean((*old.step_variances, *new.step_variances))
-    felt = _felt(old, new, variance=believed)
+    felt = _felt(old, new, variance=believed, beliefs=beliefs)
     old_run = old.typical_run(felt, believed=believed, weight=RUN_SPREAD_WEIGHT)
     new_run = new.typical_run(felt, believed=old_run.variance, weight=old_run.freedom)
     sides = ((old, old_run), (new, new_run))
@@ -129,13 +142,15 @@ class _Felt:
         return float(apart_K @ self.covariance_KK @ apart_K)
 
 
-def _felt(*sides: _Side, variance: float) -> _Felt:
+def _felt(*sides: _Side, variance: float, beliefs: Sequence[Belief]) -> _Felt:
     """From what runs of the same side differ in; `variance` is that of a run's centre."""
+    mean_K = np.array([belief.mean for belief in beliefs])
+    deviation_K = np.array([belief.deviation for belief in beliefs])
     x_RK = np.concatenate([side.x_RK - side.x_RK.mean(axis=0) for side in sides])
     y_R = np.concatenate([side.y_R - side.y_R.mean() for side in sides])
-    weights_KK = x_RK.T @ x_RK + max(variance, TINY) / FELT**2 * np.eye(x_RK.shape[1])
+    weights_KK = x_RK.T @ x_RK + max(variance, TINY) * np.diag(1 / np.square(deviation_K))
     inverse_KK = np.linalg.inv(weights_KK)
-    return _Felt(inverse_KK @ x_RK.T @ y_R, variance * inverse_KK)
+    return _Felt(mean_K + inverse_KK @ x_RK.T @ (y_R - x_RK @ mean_K), variance * inverse_KK)
 
 
 def satterthwaite(*parts: tuple[float, int]) -> float:

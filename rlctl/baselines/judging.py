@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlctl import statistics
 from rlctl.baselines.costs import KINDS, PHASES, circumstances, cost, waited
-from rlctl.baselines.estimating import Estimate, Measured, estimate, trimmed_mean
+from rlctl.baselines.estimating import Belief, Estimate, Measured, estimate, trimmed_mean
 from rlctl.baselines.file import WARMUP, Baseline
 from rlctl.baselines.record import COUNTS, RESULTS, Record, Step
 
@@ -149,13 +149,14 @@ class Pairs:
         spread: float,
         lasting: float = 0.0,
         beside: Callable[[Step], Sequence[float]] = lambda _: (),
+        beliefs: Sequence[Belief] = (),
     ) -> Estimate | None:
         """How much more the exponential of `figure` is now, allowing for what stood `beside` it.
 
         None where a step has no such figure.
         """
         before, now = (_measured(runs, self.window, figure, beside) for runs in (self.before, self.now))
-        return estimate(before, now, spread=spread, lasting=lasting) if before and now else None
+        return estimate(before, now, spread=spread, lasting=lasting, beliefs=beliefs) if before and now else None
 
 
 def _by_number(run: Record) -> dict[int, Step]:
@@ -245,9 +246,10 @@ def _speeds(pairs: Pairs) -> Iterator[Finding]:
     spread = RUN_SPREAD if paired else RUN_SPREAD_UNPAIRED
     for name, phase in PHASES.items():
         figure = partial(cost, name=name, phase=phase, paired=paired)
-        beside = partial(circumstances, name=name, phase=phase, paired=paired)
+        beside = partial(circumstances, name=name, paired=paired)
         lasting = phase.lasting * min(1.0, _waited_most(pairs, name))
-        more = pairs.estimate(figure, spread=spread, lasting=lasting, beside=beside)
+        beliefs = phase.beliefs(paired=paired)
+        more = pairs.estimate(figure, spread=spread, lasting=lasting, beside=beside, beliefs=beliefs)
         if more is None:
             why = "some steps took no time that could be measured, or did no work"
             yield Finding(phase.words, "inconclusive", why)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from rlctl.baselines.estimating import Estimate, Measured, estimate, satterthwaite, t_quantile, trimmed_mean
+from rlctl.baselines.estimating import Belief, Estimate, Measured, estimate, satterthwaite, t_quantile, trimmed_mean
 
 STEPS = 10
 T_18 = 2.55
@@ -85,7 +85,7 @@ def test_what_is_felt_of_a_circumstance_is_taken_off_by_hand() -> None:
     # Each side's runs feel a quarter of what lies beside them, which is 0.2 more now: 0.1 apart, of which 0.05.
     before = flat(-0.05, -0.025, 0.0, 0.025, 0.05, beside=(-0.2, -0.1, 0.0, 0.1, 0.2))
     now = flat(0.05, 0.075, 0.1, 0.125, 0.15, beside=(0.0, 0.1, 0.2, 0.3, 0.4))
-    found = estimate(before, now, spread=0.01)
+    found = estimate(before, now, spread=0.01, beliefs=[Belief(0.0, 0.3)])
     # The squares of the circumstances are 0.1 a side; the belief of 0 weighs as 0.01 ** 2 / 0.3 ** 2 beside them.
     weight = 0.2 + 0.01**2 / 0.3**2
     assert math.log1p(found.value) == pytest.approx(0.1 - 0.2 * 0.25 * 0.2 / weight)
@@ -94,10 +94,22 @@ def test_what_is_felt_of_a_circumstance_is_taken_off_by_hand() -> None:
     assert math.log1p(found.high) - math.log1p(found.value) == pytest.approx(T_18 * math.sqrt(variance), rel=0.01)
 
 
+def test_what_is_believed_is_taken_off_where_the_runs_tell_nothing_of_it() -> None:
+    before = flat(0.0, 0.01, 0.02, 0.03, 0.04, beside=(0.5,) * 5)
+    now = flat(0.1, 0.11, 0.12, 0.13, 0.14, beside=(0.9,) * 5)
+    found = estimate(before, now, spread=0.03, beliefs=[Belief(0.2, 0.05)])
+    assert math.log1p(found.value) == pytest.approx(0.1 - 0.2 * 0.4)
+    sure = estimate(before, now, spread=0.03, beliefs=[Belief(0.2, 1e-6)])
+    # As uncertain as the belief: 0.05 of 0.4, beside what runs leave uncertain.
+    reach, least = (math.log1p(each.high) - math.log1p(each.value) for each in (found, sure))
+    assert reach > math.hypot(least, 0.9 * T_18 * 0.05 * 0.4)
+
+
 def test_a_circumstance_that_is_the_same_in_all_runs_takes_nothing_off() -> None:
     before = flat(0.0, 0.01, 0.02, 0.03, 0.04, beside=(0.5,) * 5)
     now = flat(0.1, 0.11, 0.12, 0.13, 0.14, beside=(0.5,) * 5)
-    assert math.log1p(estimate(before, now, spread=0.03).value) == pytest.approx(0.1)
+    found = estimate(before, now, spread=0.03, beliefs=[Belief(0.2, 0.3)])
+    assert math.log1p(found.value) == pytest.approx(0.1)
 
 
 def test_the_interval_misses_as_seldom_as_it_says() -> None:
@@ -107,7 +119,7 @@ def test_the_interval_misses_as_seldom_as_it_says() -> None:
         centres = [draw.gauss(0, 0.03) for _ in range(5)]
         return [Measured([draw.gauss(centre, 0.05) for _ in range(STEPS)], [draw.gauss(0, 0.1)]) for centre in centres]
 
-    found = [estimate(runs(), runs(), spread=0.03) for _ in range(1000)]
+    found = [estimate(runs(), runs(), spread=0.03, beliefs=[Belief(0.0, 0.3)]) for _ in range(1000)]
     missed = fmean(not each.low < 0 < each.high for each in found)
     assert 0.005 < missed < 0.035
 
