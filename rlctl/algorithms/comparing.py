@@ -24,7 +24,7 @@ from rlctl.types import KlEstimator, Rollout, TrainRow
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
-"""Both as in `engine/loss.py`."""
+"""Bounds of k3, both as in `engine/loss.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,15 @@ def kl_penalties(row: TrainRow, spec: AdvantageSpec) -> Values:
     assert row.old_logprobs is not None, "KL in the reward needs the policy's log-probs"
     assert row.ref_logprobs is not None, "KL in the reward needs the reference's log-probs"
     old, ref = (row.written(values).astype(np.float64) for values in (row.old_logprobs, row.ref_logprobs))
-    difference = np.clip(old - ref, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    difference = old - ref
     if spec.kl_penalty == "k1":
         return difference
     if spec.kl_penalty == "k2":
         return np.square(difference) / 2
     if spec.kl_penalty == "abs":
         return np.abs(difference)
-    return np.clip(np.exp(-difference) - 1 + difference, -K3_LIMIT, K3_LIMIT)
+    bounded = np.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return np.clip(np.exp(-bounded) - 1 + bounded, -K3_LIMIT, K3_LIMIT)
 
 
 def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:

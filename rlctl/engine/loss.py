@@ -89,21 +89,23 @@ def kl_divergence(logprobs_T: Tensor, ref_T: Tensor, estimator: KlEstimator) -> 
 
     With d = log p - log p_ref: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|, each differentiated as it stands.
     The expected gradient of k1 is 0, and that of k3 is not KL's; k2's, d times the gradient of log p, is. So k1+ and
-    k3+ have the value of k1 and k3 and the gradient of k2, as in verl.
+    k3+ have the value of k1 and k3 and the gradient of k2, as in verl. Only k3, which has an exponential, is bounded:
+    a bound takes the gradient from the tokens that have drifted the most.
     Source: http://joschu.net/blog/kl-approx.html.
     """
     if estimator in ("k1+", "k3+"):
         slope = kl_divergence(logprobs_T, ref_T, "k2")
         value = kl_divergence(logprobs_T, ref_T, "k1" if estimator == "k1+" else "k3")
         return value.detach() + slope - slope.detach()
-    difference = (logprobs_T - ref_T).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    difference = logprobs_T - ref_T
     if estimator == "k1":
         return difference
     if estimator == "abs":
         return difference.abs()
     if estimator == "k2":
         return difference.square() / 2
-    return (torch.exp(-difference) - 1 + difference).clamp(-K3_LIMIT, K3_LIMIT)
+    bounded = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (torch.exp(-bounded) - 1 + bounded).clamp(-K3_LIMIT, K3_LIMIT)
 
 
 def token_weights(lengths_R: Tensor, *, mode: LossAggMode, denominator: float) -> Tensor:

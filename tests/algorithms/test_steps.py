@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlctl import dumps
+from rlctl.algorithms.comparing import kl_penalties
 from rlctl.grpo import GrpoConfig, grpo_step, loss_denominator
 from rlctl.recipe import grpo_config
 from rlctl.report import step_metrics
@@ -18,7 +20,7 @@ from rlctl.rewards import Scored
 from rlctl.rollouts import More
 from rlctl.settings import Settings
 from rlctl.step_report import Refused, StepReport
-from rlctl.types import BackendInfo, LossSpec, LossStats, Problem, TrainRow
+from rlctl.types import BackendInfo, KlEstimator, LossSpec, LossStats, Problem, TrainRow
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 
@@ -147,6 +149,14 @@ def test_kl_in_the_reward_scores_first_and_leaves_the_loss_without_it() -> None:
     assert metrics(report)["reward/kl/mean"] == pytest.approx(
         np.concatenate([row.old_logprobs - row.ref_logprobs for row in rows]).mean(), rel=1e-5
     )
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("k1", 50.0), ("k2", 1250.0), ("abs", 50.0), ("k3", 10.0)])
+def test_kl_off_the_reward_is_bounded_for_k3_alone(kind: KlEstimator, expected: float) -> None:
+    one = np.full(1, -1.0, np.float32)
+    row = TrainRow(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, one, one, one - 50)
+    spec = replace(algorithm(use_kl_in_reward=True, kl_coef=0.1).advantage, kl_penalty=kind)
+    assert kl_penalties(row, spec).tolist() == [expected]
 
 
 def test_reinforce_plus_plus_gives_tokens_their_own_advantage_where_kl_is_in_the_reward() -> None:

@@ -114,6 +114,28 @@ def test_kl_of_an_outlier_is_finite_with_a_finite_gradient() -> None:
     assert torch.isfinite(logp.grad).all()
 
 
+@pytest.mark.parametrize(
+    ("estimator", "value", "slope"),
+    # d = 50 and -50: far beyond where k3 is bounded, at 10.
+    [
+        ("k1", [50, -50], [1, 1]),
+        ("k2", [1250, 1250], [50, -50]),
+        ("abs", [50, 50], [1, -1]),
+        ("k1+", [50, -50], [50, -50]),
+        ("k3", [10, 10], [0, 0]),
+        ("k3+", [10, 10], [50, -50]),
+    ],
+)
+def test_only_k3_is_bounded_so_that_a_token_far_off_is_still_pulled_back(
+    estimator: str, value: list[float], slope: list[float]
+) -> None:
+    logp = torch.tensor([-1.0, -51.0], requires_grad=True)
+    found = kl_divergence(logp, torch.tensor([-51.0, -1.0]), estimator)  # type: ignore[arg-type]
+    found.sum().backward()
+    assert found.tolist() == value
+    assert logp.grad.tolist() == slope
+
+
 def test_kl_term_changes_loss_and_gradient() -> None:
     # Field fault 024: a KL that is always 0 has no gradient either.
     grads = []
