@@ -133,13 +133,14 @@ async def learn(
             batches = [with_reference(batch, await backend.log_probs(batch, reference=True)) for batch in batches]
 
     compared = with_advantages(batches, groups, config.advantage)
-    batches, correction = corrected(compared.batches, config.correction)
+    weighed, correction = corrected(compared.batches, config.correction)
+    updated = [pair for pair in zip(compared.batches, weighed, strict=True) if pair[0]]
 
     losses: list[LossStats] = []
     updates: list[OptimStats] = []
     async with watch("update_actor"):
-        for number, batch in enumerate([batch for _ in range(config.ppo_epochs) for batch in batches if batch]):
-            batch = await chosen(batch, config, backend=backend, step=step, number=number)
+        for number, (plain, batch) in enumerate(updated * config.ppo_epochs):
+            batch = await chosen(batch, config, unweighed=plain, backend=backend, step=step, number=number)
             denominator = loss_denominator(batch, config.loss)
             losses.append(await backend.forward_backward(batch, loss=config.loss, loss_denominator=denominator))
             updates.append(await backend.optim_step(lr))
@@ -147,7 +148,7 @@ async def learn(
                 loss = losses[-1].loss
                 await refused(Refused(number, batch, denominator, loss, updates[-1].grad_norm))
 
-    rows = [row for batch in batches for row in batch]
+    rows = [row for batch in weighed for row in batch]
     return StepReport(
         step=step,
         lr=lr,
@@ -157,7 +158,7 @@ async def learn(
         shrunk_groups=sum(len(counted(group)) < 2 for group in batch_of_step.sampled),
         losses=losses,
         updates=updates,
-        empty_updates=config.ppo_epochs * sum(not batch for batch in batches),
+        empty_updates=config.ppo_epochs * sum(not batch for batch in weighed),
         generation=sampled.generation,
         rollout_gap=rollout_gap(rows, losses),
         sync=None,
@@ -204,11 +205,18 @@ def sampler_of(
 
 
 async def chosen(
-    batch: Sequence[TrainRow], config: GrpoConfig, *, backend: AnyBackend, step: int, number: int
+    batch: Sequence[TrainRow],
+    config: GrpoConfig,
+    *,
+    unweighed: Sequence[TrainRow],
+    backend: AnyBackend,
+    step: int,
+    number: int,
 ) -> list[TrainRow]:
     """The rows of update `number`, with the tokens that the loss treats apart, where there is such a loss."""
     return await with_selection(
         batch,
+        unweighed=unweighed,
         number=number,
         step=step,
         backend=backend,

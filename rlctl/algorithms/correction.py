@@ -51,7 +51,7 @@ def corrected(
     if not rows or any(row.old_logprobs is None for row in rows):
         return [list(batch) for batch in batches], None
     logs = np.concatenate([_log_ratios(row) for row in rows])
-    figures = Correction(len(logs), float(-logs.sum()), float((np.exp(logs) - 1 - logs).sum()))
+    figures = Correction(len(logs), float(-logs.sum()), float((_bounded_exp(logs) - 1 - logs).sum()))
     if spec is None:
         return [list(batch) for batch in batches], figures
     weights = np.concatenate([raw_weights(row, spec) for row in rows])
@@ -68,17 +68,22 @@ def corrected(
 def _log_ratios(row: TrainRow) -> Values:
     """[trained tokens] log trainer - log sampler."""
     assert row.old_logprobs is not None
-    difference = row.written(row.old_logprobs).astype(np.float64) - row.written(row.rollout_logprobs)
-    return np.clip(difference, -LOG_LIMIT, LOG_LIMIT)
+    return row.written(row.old_logprobs).astype(np.float64) - row.written(row.rollout_logprobs)
+
+
+def _bounded_exp(logs: Values) -> Values:
+    return np.exp(np.clip(logs, -LOG_LIMIT, LOG_LIMIT))
 
 
 def raw_weights(row: TrainRow, spec: CorrectionSpec) -> Values:
-    """[trained tokens] trainer's over sampler's probability of each token, or of the completion at every one."""
+    """[trained tokens] trainer's over sampler's probability of each token, or of the completion at every one.
+
+    Of a completion the whole is bounded, not each token: 30 nats up and 30 down are none.
+    """
     logs = _log_ratios(row)
-    if spec.level == "token" or not len(logs):
-        return np.exp(logs)
-    whole = logs.sum() if spec.combine == "product" else logs.mean()
-    return np.full(len(logs), np.exp(np.clip(whole, -LOG_LIMIT, LOG_LIMIT)))
+    if spec.level == "sequence" and len(logs):
+        logs = np.full(len(logs), logs.sum() if spec.combine == "product" else logs.mean())
+    return _bounded_exp(logs)
 
 
 def _outside(weights: Values, spec: CorrectionSpec) -> npt.NDArray[np.bool_]:

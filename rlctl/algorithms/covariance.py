@@ -2,7 +2,8 @@
 
 The covariance of a token is (A - mean A) (log p - mean log p), with means over the tokens of the whole minibatch and p
 of the current policy; so the minibatch is scored before each update, and the choice is made here, where all of it is
-known, and not in a micro-batch.
+known, and not in a micro-batch. A is the advantage that the estimator gave: what corrects for the sampler weighs the
+loss of the chosen, and does not choose.
 
 Source: https://arxiv.org/abs/2505.22617, equations 10 to 13.
 """
@@ -37,6 +38,7 @@ class SelectionSpec:
 async def with_selection(
     batch: Sequence[TrainRow],
     *,
+    unweighed: Sequence[TrainRow],
     number: int,
     step: int,
     backend: AnyBackend,
@@ -44,13 +46,16 @@ async def with_selection(
     spec: SelectionSpec | None,
     seed: int,
 ) -> list[TrainRow]:
-    """The rows of update `number` (from 0) with their tokens chosen; as they are without a spec."""
+    """The rows of update `number` (from 0) with their tokens chosen; as they are without a spec.
+
+    `unweighed` are the same rows before the sampler's probabilities were corrected.
+    """
     if spec is None:
         return list(batch)
     # Before its first update the policy is the one that was scored.
     current = [row.old_logprobs for row in batch] if number == 0 else await backend.log_probs(batch)
     draw = np.random.Generator(np.random.Philox(update_seed(seed, step, number)))
-    chosen = selected(batch, [c for c in current if c is not None], loss=loss, spec=spec, draw=draw)
+    chosen = selected(unweighed, [c for c in current if c is not None], loss=loss, spec=spec, draw=draw)
     ends = np.cumsum([row.trained_tokens for row in batch])[:-1]
     return [replace(row, selected=row.spread(part)) for row, part in zip(batch, np.split(chosen, ends), strict=True)]
 

@@ -129,7 +129,8 @@ def gmpo(tokens: Tokens, spec: LossSpec) -> tuple[Tensor, Tensor]:
 
 def clipped_log_ratio(log_ratio_t: Tensor, advantages_t: Tensor, spec: LossSpec) -> Tensor:
     """min(sign log r, sign clip(log r, -low, high)) by the sign of the advantage, back in its own sign."""
-    sign = advantages_t.sign()
+    # A token whose weight is 0 has an advantage of 0 or -0: its part in the mean is bounded on the same side as ever.
+    sign = torch.ones_like(advantages_t).copysign(advantages_t)
     bounded = log_ratio_t.clamp(-spec.clip_ratio_low, spec.clip_ratio_high)
     return sign * torch.minimum(sign * log_ratio_t, sign * bounded)
 

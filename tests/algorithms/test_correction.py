@@ -46,6 +46,13 @@ def test_a_product_that_would_overflow_is_bounded() -> None:
     np.testing.assert_allclose(weights, np.exp(20), rtol=1e-6)
 
 
+def test_the_product_is_bounded_and_not_its_factors() -> None:
+    # 30 - 25 nats: bounding each at 20 would make it 0.
+    np.testing.assert_allclose(raw_weights(row(30.0, -25.0), spec(level="sequence")), [np.exp(5)] * 2, rtol=1e-5)
+    geometric = raw_weights(row(30.0, -25.0), spec(level="sequence", combine="geometric"))
+    np.testing.assert_allclose(geometric, [np.exp(2.5)] * 2, rtol=1e-5)
+
+
 def test_advantages_are_multiplied_and_the_figures_are_those_before_the_bound() -> None:
     batches, found = corrected([[row(0.0, 2 * LN2, advantage=-3.0)], [row(-LN2)]], spec())
     np.testing.assert_allclose(batches[0][0].advantages, [-3, -6], rtol=1e-5)

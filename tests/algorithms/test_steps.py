@@ -20,7 +20,7 @@ from rlctl.rewards import Scored
 from rlctl.rollouts import More
 from rlctl.settings import Settings
 from rlctl.step_report import Refused, StepReport
-from rlctl.types import BackendInfo, KlEstimator, LossSpec, LossStats, Problem, TrainRow
+from rlctl.types import BackendInfo, KlEstimator, LogProbs, LossSpec, LossStats, Problem, TrainRow
 from tests import defaults
 from tests.fakes import ByteTokenizer, FakeBackend, FakeSettings
 
@@ -37,6 +37,14 @@ class Recording(FakeBackend):
     async def forward_backward(self, rows: Sequence[TrainRow], *, loss: LossSpec, loss_denominator: float) -> LossStats:
         self.updates.append(list(rows))
         return await super().forward_backward(rows, loss=loss, loss_denominator=loss_denominator)
+
+
+class OffPolicy(Recording):
+    """Its trainer gives some tokens more, and some less, than its sampler says."""
+
+    async def log_probs(self, rows: Sequence[TrainRow], *, reference: bool = False) -> list[LogProbs]:
+        found = await super().log_probs(rows, reference=reference)
+        return [v + np.sin(row.completion_ids).astype(np.float32) for v, row in zip(found, rows, strict=True)]
 
 
 def config_of(**tables: dict[str, Any]) -> GrpoConfig:
@@ -230,6 +238,19 @@ def test_tokens_are_chosen_over_the_whole_minibatch_before_each_update(name: str
     for rows in backend.updates:
         tokens = sum(len(row.completion_ids) for row in rows)
         assert sum(int(row.selected.sum()) for row in rows) == max(1, int(0.1 * tokens))
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_tokens_are_chosen_by_their_advantages_and_not_by_weights_of_the_sampler(name: str) -> None:
+    found = []
+    for correction in ("off", "token"):
+        backend = OffPolicy()
+        changes = {"policy_loss": name, "clip_cov_lb": 0.5, "clip_cov_ub": 2.0, "kl_cov_ratio": 0.2}
+        config = algorithm(**changes, clip_cov_ratio=0.2, rollout_is=correction)
+        step(config, [1.0, 0.0, 0.0, 0.0], backend=backend)
+        found.append(np.concatenate([row.selected for row in backend.updates[0]]))
+    assert found[0].any()
+    assert np.array_equal(*found)
 
 
 def test_a_choice_of_tokens_is_the_same_in_a_second_run() -> None:

@@ -209,7 +209,16 @@ def test_tokens_are_chosen_among_the_written_ones() -> None:
     other = with_log_probs([0.5] * 2, [0.2, 0.8], [True, False], advantage=-1.0)
     spec = SelectionSpec("kl_cov", ratio=0.25)
     batch = asyncio.run(
-        with_selection([row, other], number=0, step=1, backend=None, loss=defaults.loss(), spec=spec, seed=0)  # type: ignore[arg-type]
+        with_selection(
+            [row, other],
+            unweighed=[row, other],
+            number=0,
+            step=1,
+            backend=None,  # type: ignore[arg-type]
+            loss=defaults.loss(),
+            spec=spec,
+            seed=0,
+        )
     )
     # log p of the written: log 0.9, 0.1, 0.5 | 0.2; mean advantage 0.5. (A - 0.5)(log p - mean) is largest at the first
     # or where both are far below: 0.5 * (-0.105 + 1.177) = 0.536, and -1.5 * (-1.609 + 1.177) = 0.649.

@@ -99,6 +99,18 @@ def test_gmpo_is_the_geometric_mean_of_ratios_clipped_where_it_pays() -> None:
     assert one("gmpo", [2.0, 0.5], -1.0)[0] == pytest.approx(np.exp((np.log(2) - 0.2) / 2))
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_token_whose_weight_is_0_stays_in_gmpos_mean(advantage: float) -> None:
+    # Inside both bounds, so the mean is sqrt(1.1 * 0.9); only the first token has a part in loss and gradient.
+    logp = torch.log(torch.tensor([1.1, 0.9], dtype=torch.float64)).requires_grad_()
+    weighed = advantage * torch.tensor([1.0, 0.0], dtype=torch.float64)
+    loss = flat_loss([logp], [torch.zeros(2, dtype=torch.float64)], [weighed], spec_of("gmpo"))
+    loss.backward()
+    mean = np.sqrt(1.1 * 0.9)
+    assert loss.item() == pytest.approx(-advantage * mean / 2)
+    assert (logp.grad * 2).tolist() == pytest.approx([-advantage * mean, 0.0])
+
+
 def test_sapo_has_the_policy_gradient_at_ratio_one() -> None:
     # 4/tau sigmoid(0) = 2/tau; the slope of the gate is sigmoid' * 4 = 1.
     assert one("sapo", [1.0], 1.0) == (pytest.approx(-2.0), pytest.approx([-1.0]))
