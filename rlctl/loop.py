@@ -152,6 +152,7 @@ class _Run:
         """Take up what the checkpoint holds, and make the evaluation that it owes."""
         state = resume.state
         self.steps.resume(state.data, state.ahead, done=state.step)
+        self.steps.weigh_kl(resume.kl_coef)
         await self.backend.load(resume.held.folder)
         await self.backend.sync_weights()
         restore_generators(state.random)
@@ -211,7 +212,7 @@ class _Run:
 
     async def _roll_back(self, error: NonFinite) -> None:
         await self.steps.drop(done=self.done)
-        await self.safeguard.roll_back(error)
+        self.steps.weigh_kl((await self.safeguard.roll_back(error)).kl_coef)
 
     async def _log(self, step: int, metrics: Metrics) -> None:
         """Write a step's line, with its evaluation where one is due; a line whose evaluation is cut off is owed."""
@@ -294,6 +295,7 @@ class _Run:
             problems=self.fingerprints,
             skipped_in_a_row=self.safeguard.skipped_in_a_row,
             rollbacks=self.safeguard.rollbacks,
+            kl_coef=self.steps.kl_coef,
             random=capture_generators(),
             owed=self.owed,
             ahead=self.steps.ahead,

@@ -11,6 +11,7 @@ from rlctl.algorithms import estimators, losses
 from rlctl.algorithms.comparing import AdvantageSpec
 from rlctl.algorithms.correction import CorrectionSpec
 from rlctl.algorithms.covariance import SelectionSpec
+from rlctl.algorithms.kl_in_reward import KlControl
 from rlctl.backends import registry
 from rlctl.backends.base import AnyBackend, must_overlap
 from rlctl.checkpoints.saver import Saver
@@ -44,7 +45,7 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
     spec = registry.get(settings.backend)
     own = settings.local if settings.backend == "local" else settings.remote_backend[settings.backend]
     job = settings.job(model=prepared.model, end_token_ids=prepared.end_token_ids)
-    # An evaluation updates nothing.
+    # An evaluation updates nothing, and so needs no reference model.
     plan = settings.plan(steps=prepared.geometry.steps) if isinstance(prepared, Prepared) else None
     kind = spec.load("backend")
     if settings.environment.name is not None and not kind.plays_episodes:
@@ -54,7 +55,8 @@ def backend_for(prepared: HasPolicy) -> AnyBackend:
             "not write.",
             hint="take a backend that can: local, ray, http.",
         )
-    backend: AnyBackend = kind(own, replace(job, plan=plan))
+    needs_reference = job.needs_reference and plan is not None
+    backend: AnyBackend = kind(own, replace(job, plan=plan, needs_reference=needs_reference))
     if plan is not None and (obstacle := backend.loss_obstacle(plan.loss)) is not None:
         raise ConfigError(
             f"backend {settings.backend} cannot compute this loss: {obstacle}.",
@@ -93,9 +95,16 @@ def advantage_spec(settings: Settings) -> AdvantageSpec:
         norm_adv_by_std=algorithm.norm_adv_by_std,
         drop_zero_signal_groups=algorithm.drop_zero_signal_groups,
         mask_truncated=algorithm.mask_truncated_completions,
-        kl_coef=algorithm.kl_coef if algorithm.use_kl_in_reward else 0.0,
+        kl_coef=algorithm.weight_of_kl_in_reward,
         kl_penalty=algorithm.kl_penalty,
+        kl_control=kl_control(settings),
     )
+
+
+def kl_control(settings: Settings) -> KlControl | None:
+    """What steers the weight of KL off the reward; None for a fixed one."""
+    algorithm = settings.algorithm
+    return None if algorithm.kl_target is None else KlControl(algorithm.kl_target, algorithm.kl_horizon)
 
 
 def shaping_spec(settings: Settings) -> ShapingSpec | None:

@@ -68,8 +68,10 @@ def _shaping_metrics(report: StepReport) -> Metrics:
         metrics["reward/shaping/mean"] = mean(r.shaping for r in report.rollouts if r.reward is not None)
     if any(r.baseline is not None for r in report.rollouts):
         metrics["reward/baseline/mean"] = mean(group[0].baseline for group in report.groups)
-    if report.kl_in_reward is not None:
-        metrics["reward/kl/mean"] = ratio(*report.kl_in_reward)
+    if (kl := report.kl_in_reward) is not None:
+        metrics["reward/kl/mean"] = ratio(kl.token_sum, kl.tokens)
+        metrics["actor/reward_kl_penalty"] = kl.mean_of_completions
+        metrics["actor/reward_kl_penalty_coeff"] = kl.coef
     return metrics
 
 

@@ -68,6 +68,11 @@ class Resume:
     state: RunState
     changes: Sequence[Change]
 
+    @property
+    def kl_coef(self) -> float | None:
+        """The steered weight of KL to go on with; None where nothing steered it, or the settings begin with another."""
+        return None if any(change.name == "algorithm.kl_coef" for change in self.changes) else self.state.kl_coef
+
     def record(self) -> dict[str, Any]:
         """For resumes.jsonl."""
         return {

@@ -14,6 +14,7 @@ from rlctl import dumps
 from rlctl.backends.base import AnyBackend
 from rlctl.checkpoints import shelf
 from rlctl.checkpoints.saver import Saver
+from rlctl.checkpoints.state import RunState, read_state
 from rlctl.config import dump
 from rlctl.errors import CheckpointError, NonFinite, NonFiniteGradient
 from rlctl.settings import Settings
@@ -68,15 +69,18 @@ class Safeguard:
             return
         self.note(f"step {step}: the rows and weights are in {folder}; `rlctl debug replay` computes them again")
 
-    async def roll_back(self, error: NonFinite) -> None:
-        """Take the weights of the last good checkpoint. Raises the error where that may not or cannot be."""
+    async def roll_back(self, error: NonFinite) -> RunState:
+        """Take the weights of the last good checkpoint, whose state is given. Raises the error where that may not or
+        cannot be."""
         if not self.rolls_back or self.saver is None or self.rollbacks >= self.settings.trainer.max_rollbacks:
             raise error
         await self.saver.finish()
         found = await asyncio.to_thread(shelf.latest, self.saver.folder)
         if found.held is None:
             raise error
+        state = await asyncio.to_thread(read_state, found.held.folder)
         await self.backend.load(found.held.folder)
         await self.backend.sync_weights()
         self.rollbacks, self.skipped_in_a_row = self.rollbacks + 1, 0
         self.note(f"{error.message} Back to the weights of {found.held.folder.name}, and on")
+        return state

@@ -45,6 +45,24 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
+class KlInReward:
+    """KL that was taken off the reward, before its weight, as sums over all completions that were compared; nats."""
+
+    coef: float
+    """Its weight in this step."""
+    token_sum: float
+    tokens: int
+    mean_sum: float
+    """Of each completion's mean over its tokens."""
+    completions: int
+
+    @property
+    def mean_of_completions(self) -> float | None:
+        """What the weight is steered by; None where nothing was compared."""
+        return self.mean_sum / self.completions if self.completions else None
+
+
+@dataclass(frozen=True, slots=True)
 class Overlap:
     """How sampling and training shared the seconds of a step, from its begin to where its policy is published."""
 
@@ -102,8 +120,8 @@ class StepReport:
     """What replacing groups without signal came to; None where none is replaced."""
     masked_rows: int = 0
     """Truncated completions that were left out of the update."""
-    kl_in_reward: tuple[float, int] | None = None
-    """Sum over tokens of the KL taken off the reward, before its weight, and their number."""
+    kl_in_reward: KlInReward | None = None
+    """None where none is taken off it."""
     correction: Correction | None = None
     """None where the trainer has not scored the samples before the first update."""
     staleness: Sequence[int] = ()

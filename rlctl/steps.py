@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlctl import grpo
@@ -95,11 +96,25 @@ class Steps:
     def _more(self, step: int) -> More | None:
         return (lambda count: self.feed.more(step, count)) if self.settings.algorithm.filter_groups else None
 
-    def learnt(self, done: StepReport) -> Metrics:
-        """Let the curriculum know what the step's groups taught, and say how many problems rest.
+    @property
+    def kl_coef(self) -> float | None:
+        """The weight that KL off the reward has in the next step; None where nothing steers it."""
+        return self.config.advantage.kl_coef if self.config.advantage.kl_control is not None else None
 
-        While batches are being drawn it is not told: which problems they have must not depend on what takes how long.
+    def weigh_kl(self, coef: float | None) -> None:
+        """Go on with that weight; None, or settings by which nothing steers it, leaves it as it is."""
+        if self.kl_coef is not None and coef is not None:
+            self.config = replace(self.config, advantage=replace(self.config.advantage, kl_coef=coef))
+
+    def learnt(self, done: StepReport) -> Metrics:
+        """Steer the weight of KL, let the curriculum know what the groups taught, and say how many problems rest.
+
+        While batches are being drawn the curriculum is not told: which problems they have must not depend on what takes
+        how long. The weight of KL meets a batch when it is learnt from, and so knows of all steps before.
         """
+        control = self.config.advantage.kl_control
+        if control is not None and done.kl_in_reward is not None:
+            self.weigh_kl(control.steered(done.kl_in_reward.coef, done.kl_in_reward))
         if self.feed.curriculum is None:
             return {}
         self._untold.append([list(group) for group in done.groups])

@@ -18,7 +18,7 @@ from rlctl.prepare import Prepared
 from rlctl.types import LossSpec, LossStats, TrainRow
 from tests import runs
 from tests.runs import Recorder, lines, run, saved
-from tests.test_resuming import Killed, killed_after, same_files, theta
+from tests.test_resuming import STEERED, Killed, killed_after, same_files, theta
 from tests.two_sided import TwoSidedBackend
 
 
@@ -79,7 +79,8 @@ def test_the_next_batch_is_drawn_while_this_one_is_learnt_from(tiny_llama: Path,
 
 
 @pytest.mark.parametrize(
-    ("most", "assignments"), [(1, ()), (3, ("algorithm.filter_groups=true", "data.curriculum.enabled=true"))]
+    ("most", "assignments"),
+    [(1, ()), (3, ("algorithm.filter_groups=true", "data.curriculum.enabled=true")), (2, STEERED)],
 )
 def test_what_takes_how_long_changes_no_number(
     tiny_llama: Path, data: Path, tmp_path: Path, most: int, assignments: tuple[str, ...]
@@ -126,6 +127,8 @@ def test_evaluations_are_of_the_policy_of_their_step_and_change_no_later_one(
         (1, 4, 1, ("algorithm.filter_groups=true", "data.curriculum.enabled=true")),
         (3, 3, 2, ("algorithm.filter_groups=true", "data.curriculum.enabled=true")),
         (3, 5, 4, ()),
+        (1, 3, 2, STEERED),
+        (3, 5, 4, STEERED),
     ],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_been(

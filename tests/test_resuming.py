@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,50 @@ def test_dynamic_sampling_and_a_curriculum_go_on_where_they_were(tiny_llama: Pat
     run(ready, tmp_path / "killed")
     assert same_files(tmp_path / "straight", tmp_path / "killed")
     assert any(m["data/curriculum/passed_over"] for m in without_times(tmp_path / "killed/metrics.jsonl")[1:])
+
+
+STEERED = (
+    "algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.1", "algorithm.kl_target=1e-4", "algorithm.kl_horizon=100",
+    "algorithm.kl_penalty=k3",
+)  # fmt: skip
+
+
+def weights(outcome: Any) -> list[float]:
+    return [metrics["actor/reward_kl_penalty_coeff"] for metrics in outcome.metrics]
+
+
+def test_a_steered_weight_of_kl_goes_on_where_it_was(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
+    ready = prepared(tiny_llama, data, *STEERED)
+    straight, _ = run(ready, tmp_path / "straight")
+    with pytest.raises(Killed):
+        run(ready, tmp_path / "killed", killed_after(4))
+    killed, _ = run(ready, tmp_path / "killed")
+    assert same_files(tmp_path / "straight", tmp_path / "killed")
+    assert theta(tmp_path / "straight", 6) == theta(tmp_path / "killed", 6)
+    assert weights(straight) == weights(killed)
+    # As the formula has it, by the groups of a step that were compared; at first policy and reference are one.
+    assert weights(straight)[0] == 0.1
+    for before, after in pairwise(straight.metrics):
+        completions = 16 * (1 - before["reward/frac_zero_signal"])
+        error = min(max(before["actor/reward_kl_penalty"] / 1e-4 - 1, -0.2), 0.2)
+        expected = before["actor/reward_kl_penalty_coeff"] * (1 + error * completions / 100)
+        assert after["actor/reward_kl_penalty_coeff"] == pytest.approx(expected)
+    assert min(weights(straight)) < 0.1 < max(weights(straight))
+
+
+def test_a_weight_of_kl_that_is_set_anew_is_taken_and_one_that_is_not_goes_on(
+    tiny_llama: Path, data: Path, tmp_path: Path
+) -> None:
+    def goes_on(*assignments: str) -> float:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        run(prepared(tiny_llama, data, *STEERED, "trainer.steps=4"), folder)
+        ready = prepared(tiny_llama, data, *STEERED, "trainer.steps=6", *assignments)
+        return weights(run(ready, folder)[0])[-2]
+
+    straight = weights(run(prepared(tiny_llama, data, *STEERED), tmp_path / "straight")[0])
+    assert goes_on() == goes_on("algorithm.kl_target=0.5") == straight[4]
+    assert goes_on("algorithm.kl_coef=0.7") == 0.7
+    assert goes_on("algorithm.kl_target=null") == 0.1
 
 
 class Gambling(FakeBackend):

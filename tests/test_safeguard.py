@@ -61,6 +61,18 @@ def test_a_rollback_takes_the_weights_of_before_the_trouble(tiny_llama: Path, da
     assert [m["training/global_step"] for m in outcome.metrics] == list(range(1, 9))
 
 
+def test_a_rollback_takes_the_weight_of_kl_of_before_the_trouble(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
+    ready = prepared(
+        tiny_llama, data, *settings("trainer.on_non_finite=rollback", "trainer.save_freq=2"),
+        "algorithm.use_kl_in_reward=true", "algorithm.kl_coef=0.1", "algorithm.kl_target=9", "algorithm.kl_horizon=100",
+    )  # fmt: skip
+    outcome, _ = run(ready, tmp_path / "run", backend=Troubled(ready, first=4, number=2))
+    weights = [metrics["actor/reward_kl_penalty_coeff"] for metrics in outcome.metrics]
+    # Far below the target it falls with every step; step 6 begins with what step 2 had left.
+    assert weights[:5] == sorted(set(weights[:5]), reverse=True)
+    assert weights[5] == weights[2]
+
+
 def test_a_rollback_before_the_first_checkpoint_finds_the_start(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
     ready = prepared(tiny_llama, data, *settings("trainer.on_non_finite=rollback", "trainer.save_freq=0"))
     _, backend = run(ready, tmp_path / "run", backend=Troubled(ready, first=2, number=2))

@@ -10,6 +10,7 @@ that the policy wrote; an environment's, between them, have no advantage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,13 +19,11 @@ import numpy as np
 
 from rlctl.algorithms.advantages import Advantage, Group, Values
 from rlctl.algorithms.estimators import Estimator
+from rlctl.algorithms.kl_in_reward import KlControl, kl_penalties
 from rlctl.errors import ConfigError
 from rlctl.rollouts import counted, has_signal
+from rlctl.step_report import KlInReward
 from rlctl.types import KlEstimator, Rollout, TrainRow
-
-LOG_RATIO_LIMIT = 20.0
-K3_LIMIT = 10.0
-"""Bounds of k3, both as in `engine/loss.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +37,8 @@ class AdvantageSpec:
     kl_coef: float = 0.0
     """Weight of the KL taken off the reward of each token; 0 takes nothing off."""
     kl_penalty: KlEstimator = "k1"
+    kl_control: KlControl | None = None
+    """What steers that weight from step to step; None leaves it."""
 
     @property
     def token_advantages(self) -> bool:
@@ -50,7 +51,7 @@ class Compared:
 
     batches: list[list[TrainRow]]
     masked_rows: int
-    kl_in_reward: tuple[float, int] | None
+    kl_in_reward: KlInReward | None
 
 
 def comparable(group: Sequence[Rollout], spec: AdvantageSpec) -> list[Rollout]:
@@ -88,7 +89,8 @@ def with_advantages(
     """
     rows = iter([row for batch in batches for row in batch])
     rows_of = [list(islice(rows, len(group))) for group in groups]
-    penalties = [[kl_penalties(row, spec) for row in own] for own in rows_of] if spec.kl_coef > 0 else None
+    kind, in_reward = spec.kl_penalty, spec.kl_coef > 0
+    penalties = [[kl_penalties(row, kind) for row in own] for own in rows_of] if in_reward else None
     compared = [
         _group(group, own, penalties[i] if penalties else None, spec)
         for i, (group, own) in enumerate(zip(groups, rows_of, strict=True))
@@ -97,11 +99,19 @@ def with_advantages(
     advantages = iter(_checked(spec, compared))
     truncated = iter([rollout.completion.truncated for group in groups for rollout in group])
     done = [list(_trained(batch, advantages, truncated, spec)) for batch in batches]
-    kl = None
-    if penalties is not None:
-        flat = [values for own in penalties for values in own]
-        kl = (float(sum(values.sum() for values in flat)), sum(map(len, flat)))
+    kl = None if penalties is None else _measured([values for own in penalties for values in own], spec.kl_coef)
     return Compared(done, sum(map(len, batches)) - sum(map(len, done)), kl)
+
+
+def _measured(penalties: Sequence[Values], coef: float) -> KlInReward:
+    filled = [values for values in penalties if len(values)]
+    return KlInReward(
+        coef=coef,
+        token_sum=math.fsum(float(values.sum()) for values in filled),
+        tokens=sum(map(len, filled)),
+        mean_sum=math.fsum(float(values.mean()) for values in filled),
+        completions=len(filled),
+    )
 
 
 def _group(
@@ -130,22 +140,6 @@ def _with_advantage(row: TrainRow, advantage: Advantage) -> TrainRow:
         return replace(row, advantage=float(advantage))
     mean = float(advantage.mean()) if len(advantage) else 0.0
     return replace(row, advantage=mean, token_advantages=row.spread(advantage.astype(np.float32)))
-
-
-def kl_penalties(row: TrainRow, spec: AdvantageSpec) -> Values:
-    """[trained tokens] estimates of KL(policy || reference) at each token, of the policy before the update."""
-    assert row.old_logprobs is not None, "KL in the reward needs the policy's log-probs"
-    assert row.ref_logprobs is not None, "KL in the reward needs the reference's log-probs"
-    old, ref = (row.written(values).astype(np.float64) for values in (row.old_logprobs, row.ref_logprobs))
-    difference = old - ref
-    if spec.kl_penalty == "k1":
-        return difference
-    if spec.kl_penalty == "k2":
-        return np.square(difference) / 2
-    if spec.kl_penalty == "abs":
-        return np.abs(difference)
-    bounded = np.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return np.clip(np.exp(-bounded) - 1 + bounded, -K3_LIMIT, K3_LIMIT)
 
 
 def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:

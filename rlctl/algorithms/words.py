@@ -24,7 +24,7 @@ def _parts(settings: Settings) -> Iterator[str]:
     yield _advantages(settings, estimator)
     yield from _rewards(settings)
     yield _loss(settings)
-    yield _kl(settings)
+    yield from _kl(settings)
     if algorithm.entropy_coeff:
         yield f"entropy bonus {algorithm.entropy_coeff:g}"
     yield _correction(settings)
@@ -72,13 +72,17 @@ def _loss(settings: Settings) -> str:
     return words
 
 
-def _kl(settings: Settings) -> str:
+def _kl(settings: Settings) -> Iterator[str]:
     algorithm = settings.algorithm
-    if not algorithm.kl_coef:
-        return "no KL"
-    if algorithm.use_kl_in_reward:
-        return f"KL {algorithm.kl_coef:g} ({algorithm.kl_penalty}) off the reward"
-    return f"KL {algorithm.kl_coef:g} ({algorithm.kl_estimator})"
+    if in_loss := algorithm.weight_of_kl_in_loss:
+        yield f"KL {in_loss:g} ({algorithm.kl_estimator})" + (" in the loss" if algorithm.use_kl_in_reward else "")
+    if in_reward := algorithm.weight_of_kl_in_reward:
+        words = f"KL {in_reward:g} ({algorithm.kl_penalty}) off the reward"
+        if algorithm.kl_target is not None:
+            words += f" at first, steered to {algorithm.kl_target:g} nats a token"
+        yield words
+    if not algorithm.needs_reference:
+        yield "no KL"
 
 
 def _correction(settings: Settings) -> str:

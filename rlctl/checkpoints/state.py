@@ -1,8 +1,9 @@
 """What the driver itself keeps in a checkpoint, beside what the backend keeps of model and optimizer.
 
 There is little of it. The learning rate is a function of the step, and every draw one of (seed, step, problem, sample,
-position) (`seeds.py`), so neither has a state. What has: where the data stands, the curriculum, a few counts, and the
-global generators of Python, numpy and torch, which rlctl does not draw from but a reward or a backend of others may.
+position) (`seeds.py`), so neither has a state. What has: where the data stands, the curriculum, the weight of KL where
+it is steered, a few counts, and the global generators of Python, numpy and torch, which rlctl does not draw from but a
+reward or a backend of others may.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class RunState:
     """Source -> what its problems are, as one digest: a run goes on with the data it began with."""
     skipped_in_a_row: int = 0
     rollbacks: int = 0
+    kl_coef: float | None = None
+    """The weight that KL off the reward has in the next step; None where nothing steers it."""
     best: Mapping[str, Any] | None = None
     random: Mapping[str, Any] = field(default_factory=dict)
     owed: Mapping[str, Any] | None = None

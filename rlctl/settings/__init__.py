@@ -7,12 +7,14 @@ Settings is `config.py`. Settings are frozen, and unknown keys are refused every
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rlctl.algorithms import estimators
+from rlctl.algorithms.kl_in_reward import MOST_ERROR
 from rlctl.algorithms.losses import agg_mode_of
 from rlctl.backends.local.settings import LocalSettings
 from rlctl.settings.algorithm import AlgorithmSettings
@@ -96,6 +98,16 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def a_steered_weight_of_kl_stays_above_0(self) -> Settings:
+        horizon, completions = self.algorithm.kl_horizon, self.trainer.train_batch_size * self.rollout.n
+        if self.algorithm.kl_target is not None and completions >= horizon / MOST_ERROR:
+            raise ValueError(
+                f"algorithm.kl_horizon = {horizon} is too short for the {completions} completions of a step: kl_coef "
+                f"could fall to 0 and below in a single one; make it more than {math.floor(completions * MOST_ERROR)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def the_overlong_buffer_fits(self) -> Settings:
         buffer, longest = self.reward.overlong_buffer_len, self.rollout.max_response_length
         if buffer > longest:
@@ -124,7 +136,7 @@ class Settings(BaseSettings):
             model=model,
             end_token_ids=end_token_ids,
             temperature=self.rollout.temperature,
-            needs_reference=self.algorithm.kl_coef > 0,
+            needs_reference=self.algorithm.needs_reference,
             max_tokens_per_device=self.trainer.max_tokens_per_device,
             max_prompt_length=self.data.max_prompt_length,
             max_response_length=self.rollout.max_response_length,
@@ -153,12 +165,11 @@ class Settings(BaseSettings):
     def loss(self) -> LossSpec:
         algorithm = self.algorithm
         estimator = estimators.registry.get(algorithm.adv_estimator)
-        in_reward = algorithm.use_kl_in_reward
         return LossSpec(
             clip_ratio_low=algorithm.clip_ratio_low,
             clip_ratio_high=algorithm.clip_ratio_high,
             clip_ratio_c=algorithm.clip_ratio_c,
-            kl_coef=0.0 if in_reward else algorithm.kl_coef,
+            kl_coef=algorithm.weight_of_kl_in_loss,
             kl_estimator=algorithm.kl_estimator,
             entropy_coeff=algorithm.entropy_coeff,
             loss_agg_mode=agg_mode_of(algorithm.policy_loss, algorithm.loss_agg_mode),
@@ -168,7 +179,8 @@ class Settings(BaseSettings):
             tau_pos=algorithm.tau_pos,
             tau_neg=algorithm.tau_neg,
             ppo_kl_coef=algorithm.ppo_kl_coef,
-            token_advantages=algorithm.rollout_is != "off" or estimator.gives_tokens_their_own(kl_in_reward=in_reward),
+            token_advantages=algorithm.rollout_is != "off"
+            or estimator.gives_tokens_their_own(kl_in_reward=algorithm.use_kl_in_reward),
         )
 
     def evaluation(self) -> Sampling:

@@ -50,14 +50,24 @@ class AlgorithmSettings(Block):
     ppo_kl_coef: float = Field(1.0, ge=0)
     """kl_cov: weight of |log ratio| at those tokens."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of KL against the starting policy, in the loss or the reward; 0 loads no reference model."""
+    """Weight of KL against the starting policy: in the loss, or with use_kl_in_reward off the reward. Where no KL has a
+    weight, no reference model is loaded."""
+    kl_loss_coef: float | None = Field(None, ge=0)
+    """Weight of KL in the loss, beside kl_coef, that of KL off the reward; null is 0 there, and kl_coef where no KL is
+    taken off the reward."""
     kl_estimator: KlEstimator = "k3"
     """KL in the loss, d = log p - log p_ref: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d, abs = |d|, each differentiated
     as it stands; k1+ and k3+ have their values, and the gradient of k2, which is that of KL."""
     use_kl_in_reward: bool = False
-    """Take kl_coef x KL off the reward of each token, before advantages, in place of adding it to the loss."""
+    """Take kl_coef x KL off the reward of each token, before advantages. The loss has none then, unless kl_loss_coef
+    gives it a weight of its own."""
     kl_penalty: Literal["k1", "k2", "k3", "abs"] = "k1"
     """How KL in the reward is estimated."""
+    kl_target: float | None = Field(None, gt=0)
+    """Steer kl_coef so that KL a token, off the reward, comes to this: after each step it is multiplied by 1 +
+    clip(KL / kl_target - 1, -0.2, 0.2) x completions / kl_horizon. null leaves it as it is."""
+    kl_horizon: int = Field(10_000, gt=0)
+    """Completions over which a steered kl_coef may change by a fifth."""
     entropy_coeff: float = Field(0.0, ge=0)
     """Weight of the entropy bonus, per token in nats."""
     loss_agg_mode: LossAggMode = "token-mean"
@@ -135,6 +145,25 @@ class AlgorithmSettings(Block):
         return self
 
     @model_validator(mode="after")
+    def kl_in_the_loss_has_one_weight(self) -> AlgorithmSettings:
+        if self.use_kl_in_reward or self.kl_loss_coef is None or self.kl_coef in (0, self.kl_loss_coef):
+            return self
+        raise ValueError(
+            f"algorithm.kl_coef = {self.kl_coef:g} and algorithm.kl_loss_coef = {self.kl_loss_coef:g} are both the "
+            "weight of KL in the loss: set one of them, or algorithm.use_kl_in_reward = true, which makes kl_coef that "
+            "of KL off the reward"
+        )
+
+    @model_validator(mode="after")
+    def kl_target_is_of_kl_in_reward(self) -> AlgorithmSettings:
+        if self.kl_target is not None and not self.use_kl_in_reward:
+            raise ValueError(
+                f"algorithm.kl_target = {self.kl_target:g} steers the weight of KL off the reward, and none is taken "
+                "off it: set algorithm.use_kl_in_reward = true, or leave kl_target out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def bounds_have_room_between_them(self) -> AlgorithmSettings:
         if self.clip_cov_lb >= self.clip_cov_ub:
             raise ValueError(
@@ -148,6 +177,21 @@ class AlgorithmSettings(Block):
                 "(algorithm.rollout_is_lower; null is 1 / rollout_is_threshold)"
             )
         return self
+
+    @property
+    def weight_of_kl_in_reward(self) -> float:
+        """Where it is steered, in the first step."""
+        return self.kl_coef if self.use_kl_in_reward else 0.0
+
+    @property
+    def weight_of_kl_in_loss(self) -> float:
+        if self.kl_loss_coef is not None:
+            return self.kl_loss_coef
+        return 0.0 if self.use_kl_in_reward else self.kl_coef
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.weight_of_kl_in_loss > 0 or self.weight_of_kl_in_reward > 0
 
     @property
     def least_weight(self) -> float:

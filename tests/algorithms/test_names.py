@@ -20,6 +20,7 @@ from rlctl.algorithms.words import algorithm_line
 from rlctl.backends import registry as backends
 from rlctl.completion.names import assignments
 from rlctl.errors import BackendError, BackendUnavailable, ConfigError
+from rlctl.recipe import advantage_spec
 from rlctl.settings import Settings
 from tests.algorithms.test_steps import Recording, algorithm, step
 
@@ -157,6 +158,28 @@ def test_a_registration_that_is_wrong_is_refused(name: str, function: str, told:
     assert told in f"{error.value.message} {error.value.hint}"
 
 
+IN_REWARD = {"use_kl_in_reward": True, "kl_coef": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_loss", "in_reward"),
+    [
+        ({}, 0.0, 0.0),
+        ({"kl_coef": 0.1}, 0.1, 0.0),
+        ({"kl_loss_coef": 0.2}, 0.2, 0.0),
+        ({"kl_coef": 0.2, "kl_loss_coef": 0.2}, 0.2, 0.0),
+        (IN_REWARD, 0.0, 0.1),
+        ({**IN_REWARD, "kl_loss_coef": 0.2}, 0.2, 0.1),
+    ],
+)
+def test_kl_in_loss_and_in_reward_have_weights_of_their_own(
+    changes: dict[str, Any], in_loss: float, in_reward: float
+) -> None:
+    settings = Settings(algorithm=changes)
+    assert (settings.loss().kl_coef, advantage_spec(settings).kl_coef) == (in_loss, in_reward)
+    assert settings.job(model="", end_token_ids=()).needs_reference is bool(in_loss or in_reward)
+
+
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
@@ -167,6 +190,9 @@ def test_a_registration_that_is_wrong_is_refused(name: str, function: str, told:
         ({"algorithm": {"policy_loss": "sapo", "importance_sampling": "sequence"}}, "it is for vanilla"),
         ({"algorithm": {"use_kl_in_reward": True}}, "set algorithm.kl_coef above 0"),
         ({"algorithm": {"use_kl_in_reward": True, "kl_coef": 0.1, "adv_estimator": "gdpo"}}, "puts KL into the loss"),
+        ({"algorithm": {"kl_coef": 0.1, "kl_loss_coef": 0.2}}, "set one of them"),
+        ({"algorithm": {"kl_coef": 0.1, "kl_target": 0.05}}, "steers the weight of KL off the reward, and none"),
+        ({"algorithm": {**IN_REWARD, "kl_target": 0.05, "kl_horizon": 51}}, "make it more than 51"),
         ({"algorithm": {"clip_cov_lb": 5.0}}, "must be below algorithm.clip_cov_ub = 5"),
         ({"algorithm": {"rollout_is": "token", "rollout_is_mode": "mask", "rollout_is_threshold": 0.5}}, "least"),
         ({"algorithm": {"kl_penalty": "k3+"}}, "'k1', 'k2', 'k3' or 'abs'"),
@@ -225,6 +251,8 @@ EVERYTHING = (
     "0.2/0.2, 0.0002 of the tokens by covariance, KL 0.1 (k1) off the reward, rollout weights by sequence "
     "(product) masked outside 0.5 to 2, groups of equal rewards kept, truncated completions left out"
 )
+BOTH = "KL 0.02 (k3) in the loss, KL 0.1 (k1) off the reward"
+STEERED = "KL 0.1 (k1) off the reward at first, steered to 0.05 nats a token"
 MUCH = {
     "adv_estimator": "remax", "policy_loss": "clip_cov", "use_kl_in_reward": True, "kl_coef": 0.1,
     "rollout_is": "sequence", "rollout_is_mode": "mask", "mask_truncated_completions": True,
@@ -237,6 +265,8 @@ MUCH = {
         ({}, PLAIN),
         ({"algorithm": {"adv_estimator": "rloo", "policy_loss": "gspo", "kl_coef": 0.1, "kl_estimator": "k3+"}}, GSPO),
         ({"algorithm": MUCH, "reward": {"overlong_buffer_len": 64}}, EVERYTHING),
+        ({"algorithm": {**IN_REWARD, "kl_loss_coef": 0.02}}, PLAIN.replace("no KL", BOTH)),
+        ({"algorithm": {**IN_REWARD, "kl_target": 0.05}}, PLAIN.replace("no KL", STEERED)),
     ],
 )
 def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) -> None:

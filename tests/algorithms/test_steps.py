@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlctl import dumps
-from rlctl.algorithms.comparing import kl_penalties
+from rlctl.algorithms.kl_in_reward import kl_penalties
 from rlctl.grpo import GrpoConfig, grpo_step, loss_denominator
 from rlctl.recipe import grpo_config
 from rlctl.report import step_metrics
@@ -153,18 +152,33 @@ def test_kl_in_the_reward_scores_first_and_leaves_the_loss_without_it() -> None:
     scores = np.array([1.0, 0.0] * 8) - penalties
     expected = [(s - g.mean()) / (g.std(ddof=1) + 1e-6) for g in scores.reshape(4, 4) for s in g]
     np.testing.assert_allclose([row.advantage for row in rows], expected, rtol=1e-5)
-    assert report.kl_in_reward is not None
-    assert metrics(report)["reward/kl/mean"] == pytest.approx(
-        np.concatenate([row.old_logprobs - row.ref_logprobs for row in rows]).mean(), rel=1e-5
-    )
+    shown, differences = metrics(report), [row.old_logprobs - row.ref_logprobs for row in rows]
+    assert shown["reward/kl/mean"] == pytest.approx(np.concatenate(differences).mean(), rel=1e-5)
+    assert shown["actor/reward_kl_penalty"] == pytest.approx(np.mean([d.mean() for d in differences]), rel=1e-5)
+    assert shown["actor/reward_kl_penalty_coeff"] == 0.1
+
+
+def test_kl_is_in_loss_and_reward_each_with_its_own_weight() -> None:
+    backend = Recording()
+    backend.reference = backend.reference + np.linspace(0, 1, len(backend.reference))
+    config = algorithm(use_kl_in_reward=True, kl_coef=0.1, kl_loss_coef=0.02, kl_estimator="k2")
+    assert (config.advantage.kl_coef, config.advantage.kl_penalty) == (0.1, "k1")
+    assert (config.loss.kl_coef, config.loss.kl_estimator) == (0.02, "k2")
+    step(config, [1.0, 0.0], backend=backend)
+    alone = Recording()
+    alone.reference = backend.reference
+    step(algorithm(use_kl_in_reward=True, kl_coef=0.1), [1.0, 0.0], backend=alone)
+    # One pass of the reference for both; what is compared is that of the reward alone.
+    assert backend.calls.count("reference") == 1
+    assert [row.advantage for row in backend.updates[0]] == [row.advantage for row in alone.updates[0]]
+    assert all(row.ref_logprobs is not None for row in backend.updates[0])
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("k1", 50.0), ("k2", 1250.0), ("abs", 50.0), ("k3", 10.0)])
 def test_kl_off_the_reward_is_bounded_for_k3_alone(kind: KlEstimator, expected: float) -> None:
     one = np.full(1, -1.0, np.float32)
     row = TrainRow(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, one, one, one - 50)
-    spec = replace(algorithm(use_kl_in_reward=True, kl_coef=0.1).advantage, kl_penalty=kind)
-    assert kl_penalties(row, spec).tolist() == [expected]
+    assert kl_penalties(row, kind).tolist() == [expected]
 
 
 def test_reinforce_plus_plus_gives_tokens_their_own_advantage_where_kl_is_in_the_reward() -> None:
