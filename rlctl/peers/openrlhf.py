@@ -123,7 +123,8 @@ def kl_term(book: Book) -> None:
     if not book.number(weight):
         book.exact([weight], "no KL term", {"algorithm.kl_coef": 0.0})
         book.unused([in_loss, kind, *adaptive], "algo.kl.init_coef is 0")
-    elif book.flag(in_loss):
+        return
+    if book.flag(in_loss):
         settings = {"algorithm.kl_coef": book.value(weight), "algorithm.kl_estimator": book.value(kind)}
         book.exact([in_loss, weight, kind], "in the loss", settings)
     else:
@@ -136,10 +137,23 @@ def kl_term(book: Book) -> None:
         effect = Effect.RESULT if outcome else Effect.NONE
         own = {**settings, "algorithm.kl_penalty": book.value(kind)}
         book.put(Group.MEANING, [weight, in_loss, kind], text, own, effect=effect)
-    if book.value(adaptive[0]) is not None:
-        book.missing(adaptive, "the weight of KL is steered to a target; rlctl's is fixed")
+    steering(book, adaptive, in_loss=book.flag(in_loss))
+
+
+def steering(book: Book, keys: list[str], *, in_loss: bool) -> None:
+    if book.waits(keys):
+        return
+    target, horizon = keys
+    if not book.number(target):
+        book.unused(keys, "algo.kl.target is not set")
+    elif in_loss:
+        book.missing(
+            keys, "the weight of KL in the loss is steered to a target; rlctl steers that off the reward alone"
+        )
     else:
-        book.unused(adaptive, "algo.kl.target is not set")
+        text = "OpenRLHF measures KL over the tokens of all samples, rlctl over each completion that is compared"
+        settings = {"algorithm.kl_target": book.value(target), "algorithm.kl_horizon": book.value(horizon)}
+        book.meaning(keys, text, settings)
 
 
 def clipping(book: Book) -> None:

@@ -36,6 +36,9 @@ PARAMETERS = {
     "clip_cov": {f"policy_loss.{name}": name for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")},
     "kl_cov": {f"policy_loss.{name}": name for name in ("kl_cov_ratio", "ppo_kl_coef")},
 }
+IN_LOSS = [f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef", f"{ACTOR}kl_loss_type"]
+IN_REWARD = [f"algorithm.{name}" for name in ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty")]
+STEERING = [f"algorithm.kl_ctrl.{name}" for name in ("type", "target_kl", "horizon")]
 
 
 def rules(book: Book) -> None:
@@ -83,59 +86,73 @@ def policy_loss(book: Book) -> None:
 
 
 def kl_term(book: Book) -> None:
-    in_loss = [f"{ACTOR}use_kl_loss", f"{ACTOR}kl_loss_coef", f"{ACTOR}kl_loss_type"]
-    in_reward = ["algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.horizon"]
-    in_reward += ["algorithm.kl_ctrl.target_kl", "algorithm.kl_penalty"]
-    switch = "algorithm.use_kl_in_reward"
-    if book.flag(switch):
-        if _kl_in_reward(book, switch, in_reward, in_loss):
-            return
-    elif book.has(in_reward[0]) and not book.has(switch) and not book.flag(in_loss[0]):
-        text = "without effect in the versions known here, as use_kl_in_reward is false; before 0.3, verl took it off "
-        book.put(Group.MEANING, in_reward, text + "the reward unless use_kl_loss was set", effect=Effect.RESULT)
-        book.exact([switch], "no KL in the reward")
-    else:
-        book.exact([switch], "no KL in the reward")
-        book.unused(in_reward, "use_kl_in_reward is false")
-    if book.waits(in_loss):
-        return
-    if not book.flag(in_loss[0]):
-        book.exact(in_loss[:1], "no KL in the loss", {"algorithm.kl_coef": 0.0})
-        book.unused(in_loss[1:], "use_kl_loss is false, so no KL is in the loss")
-        return
-    kind = KL.get(str(book.value(in_loss[2])))
-    if kind is None:
-        known = ", ".join(dict.fromkeys(KL.values()))
-        book.missing(in_loss, f"KL by {shown(book.value(in_loss[2]))}; rlctl has {known}")
-        return
-    settings = {"algorithm.kl_coef": book.value(in_loss[1]), "algorithm.kl_estimator": kind}
-    book.exact(in_loss, f"{shown(book.value(in_loss[2]))} is {kind}, in the loss", settings)
+    """verl has two, each with a weight of its own: off the reward, where it may be steered, and in the loss."""
+    kl_in_loss(book, weight="kl_loss_coef" if kl_in_reward(book) else "kl_coef")
 
 
-def _kl_in_reward(book: Book, switch: str, keys: list[str], in_loss: list[str]) -> bool:
-    """Whether KL in the reward is translated, so that none is in the loss."""
-    weight, steering, kind = keys[0], keys[1], KL.get(str(book.value(keys[4])).rstrip("+"))
-    if book.waits([switch, weight, keys[4]]):
-        return True
-    if book.flag(in_loss[0]):
-        book.missing([switch, *keys], "KL in the reward beside that in the loss; rlctl has one of them at a time")
+def kl_in_reward(book: Book) -> bool:
+    """Whether KL is taken off the reward in rlctl too."""
+    switch, weight, kind = IN_REWARD
+    if book.waits([*IN_REWARD, *STEERING]):
         return False
-    if str(book.value(steering)) not in ("fixed", "None"):
-        book.missing([switch, *keys], f"the weight of KL is steered ({shown(book.value(steering))}); rlctl's is fixed")
+    if not book.flag(switch):
+        no_kl_in_reward(book)
         return False
-    if kind is None:
-        book.missing([switch, *keys], f"KL by {shown(book.value(keys[4]))}; rlctl has k1, k2, k3 and abs")
+    ours = KL.get(str(book.value(kind)).rstrip("+"))
+    if ours is None:
+        text = f"KL by {shown(book.value(kind))}; rlctl has k1, k2, k3 and abs"
+        book.missing([*IN_REWARD, *STEERING], text)
         return False
     if not book.number(weight):
         book.exact([switch, weight], "no KL: its weight is 0")
+        book.unused([kind, *STEERING], "the weight of KL in the reward is 0")
         return False
     settings = {"algorithm.use_kl_in_reward": True, "algorithm.kl_coef": book.value(weight)}
-    text = f"{shown(book.value(keys[4]))} is {kind}, off the reward of each token"
-    book.exact([switch, weight, keys[4]], text, {**settings, "algorithm.kl_penalty": kind})
-    book.unused([steering, *keys[2:4]], "the weight is fixed")
-    book.exact(in_loss[:1], "no KL in the loss")
-    book.unused(in_loss[1:], "use_kl_loss is false, so no KL is in the loss")
+    text = f"{shown(book.value(kind))} is {ours}, off the reward of each token"
+    book.exact(IN_REWARD, text, {**settings, "algorithm.kl_penalty": ours})
+    steering(book)
     return True
+
+
+def steering(book: Book) -> None:
+    how, target, horizon = STEERING
+    if str(book.value(how)) in ("fixed", "None"):
+        book.unused(STEERING, "the weight is fixed")
+    elif str(book.value(how)) == "adaptive":
+        text = "verl counts the completions of groups without signal too; rlctl where it does not leave them out"
+        settings = {"algorithm.kl_target": book.value(target), "algorithm.kl_horizon": book.value(horizon)}
+        book.meaning(STEERING, text, settings)
+    else:
+        book.missing(STEERING, f"the weight of KL is steered by {shown(book.value(how))}; rlctl has fixed and adaptive")
+
+
+def no_kl_in_reward(book: Book) -> None:
+    switch, weight, kind = IN_REWARD
+    if book.has(weight) and not book.has(switch) and not book.flag(IN_LOSS[0]):
+        text = "without effect in the versions known here, as use_kl_in_reward is false; before 0.3, verl took it off "
+        text += "the reward unless use_kl_loss was set"
+        book.put(Group.MEANING, [weight, kind, *STEERING], text, effect=Effect.RESULT)
+        book.exact([switch], "no KL in the reward")
+    else:
+        book.exact([switch], "no KL in the reward")
+        book.unused([weight, kind, *STEERING], "use_kl_in_reward is false")
+
+
+def kl_in_loss(book: Book, *, weight: str) -> None:
+    """`weight` is the setting of rlctl that weighs it."""
+    if book.waits(IN_LOSS):
+        return
+    if not book.flag(IN_LOSS[0]):
+        book.exact(IN_LOSS[:1], "no KL in the loss", {"algorithm.kl_coef": 0.0} if weight == "kl_coef" else {})
+        book.unused(IN_LOSS[1:], "use_kl_loss is false, so no KL is in the loss")
+        return
+    kind = KL.get(str(book.value(IN_LOSS[2])))
+    if kind is None:
+        known = ", ".join(dict.fromkeys(KL.values()))
+        book.missing(IN_LOSS, f"KL by {shown(book.value(IN_LOSS[2]))}; rlctl has {known}")
+        return
+    settings = {f"algorithm.{weight}": book.value(IN_LOSS[1]), "algorithm.kl_estimator": kind}
+    book.exact(IN_LOSS, f"{shown(book.value(IN_LOSS[2]))} is {kind}, in the loss", settings)
 
 
 def correction(book: Book) -> None:

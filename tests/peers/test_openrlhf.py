@@ -42,6 +42,8 @@ def test_training_batches_that_do_not_fit_are_told(tmp_path: Path, samples: str,
             {"algorithm.kl_coef": 1e-3},
         ),
         (["--algo.kl.init_coef", "0"], {"algorithm.kl_coef": None}),
+        (["--algo.kl.target", "0.05"], {"algorithm.kl_target": 0.05, "algorithm.use_kl_in_reward": True}),
+        (["--algo.kl.target", "0.05", "--algo.kl.use_loss"], {"algorithm.kl_target": None}),
         (["--algo.advantage.estimator", "rloo"], {"algorithm.adv_estimator": "rloo"}),
         (
             ["--algo.advantage.estimator", "reinforce_baseline", "--algo.kl.init_coef", "1e-4"],

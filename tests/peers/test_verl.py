@@ -51,7 +51,24 @@ ROLLOUT = "actor_rollout_ref.rollout."
             {"algorithm.use_kl_in_reward": True, "algorithm.kl_coef": 0.02, "algorithm.kl_penalty": "k3"},
         ),
         (
-            ["algorithm.use_kl_in_reward=True", f"{ACTOR}use_kl_loss=True"],
+            ["algorithm.use_kl_in_reward=True", f"{ACTOR}use_kl_loss=True", f"{ACTOR}kl_loss_coef=0.03"],
+            {
+                "algorithm.use_kl_in_reward": True,
+                "algorithm.kl_coef": 0.001,
+                "algorithm.kl_loss_coef": 0.03,
+                "algorithm.kl_estimator": None,
+            },
+        ),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=5000"],
+            {"algorithm.kl_target": 0.1, "algorithm.kl_horizon": 5000, "algorithm.kl_loss_coef": None},
+        ),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.target_kl=0.2"],
+            {"algorithm.kl_target": None, "algorithm.kl_horizon": None},
+        ),
+        (
+            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0", f"{ACTOR}use_kl_loss=True"],
             {"algorithm.use_kl_in_reward": None, "algorithm.kl_coef": 0.001},
         ),
         (
