@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from rlctl.commands.eval import _data_options, _settings
 from rlctl.errors import ConfigError, DataError
 from rlctl.eval_models import Target, target
 from rlctl.eval_report import Evaluation, summarise
+from rlctl.recipe import backend_for
 from rlctl.report import evaluation_metrics
 from rlctl.rewards import load_rewards
+from rlctl.settings import Settings
 from rlctl.types import Completion, Problem, Prompt, Rollout
 from tests.command_line import rlctl
 from tests.test_cli import PLUGIN, fake, refused_on_stderr
@@ -139,6 +142,15 @@ def test_nothing_graded_is_said_and_not_a_number() -> None:
 # Which model, which settings
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What a backend is made from, where nothing is trained."""
+
+    settings: Settings
+    model: str
+    end_token_ids: tuple[int, ...]
+
+
 def a_run(folder: Path, *steps: int) -> Path:
     for step in steps:
         checkpoint = folder / f"checkpoints/step_{step:06d}"
@@ -165,6 +177,23 @@ def test_a_run_stands_for_its_last_checkpoint_and_lends_its_prompts(tmp_path: Pa
     assert settings.model.path == found.model
     checkpoint = target(str(folder / "checkpoints/step_000050"))
     assert (checkpoint.model, checkpoint.lent) == (str(folder / "checkpoints/step_000050"), found.lent)
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ("kl_coef=0.1",),
+        ("kl_loss_coef=0.1",),
+        ("kl_coef=0.1", "use_kl_in_reward=true", "kl_loss_coef=0.1", "kl_target=0.05"),
+    ],
+)
+def test_no_evaluation_loads_a_reference_model(tiny_llama: Path, tmp_path: Path, assignments: tuple[str, ...]) -> None:
+    found = target(str(a_run(tmp_path / "run", 50)))
+    given = {"assignments": tuple(f"algorithm.{text}" for text in assignments)}
+    settings = _settings(found, [found], {}, dict.fromkeys(("preset", "variant", "config")) | given)
+    assert settings is not None
+    assert settings.algorithm.needs_reference
+    assert not backend_for(Ready(settings, str(tiny_llama), (0,))).job.needs_reference
 
 
 def test_data_given_by_hand_replaces_the_runs_own(tmp_path: Path) -> None:

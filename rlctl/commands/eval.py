@@ -95,8 +95,6 @@ def evaluate(
         "eval.n": ("--n", n),
         "eval.temperature": ("--temperature", temperature),
         "seed": ("--seed", seed),
-        # No reference model is needed to sample.
-        "algorithm.kl_coef": ("rlctl eval", 0.0),
     }
     sources = {"preset": preset, "variant": variant, "config": config, "assignments": assignments}
     settings = [_settings(one, targets, typed, sources) for one in targets]
