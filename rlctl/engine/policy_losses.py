@@ -156,9 +156,14 @@ def clip_cov(tokens: Tokens, spec: LossSpec) -> tuple[Tensor, Tensor]:
 
 
 def kl_cov(tokens: Tokens, spec: LossSpec) -> tuple[Tensor, Tensor]:
-    """The ratio times the advantage, without a bound; the selected tokens are held back by |log-ratio|."""
+    """The ratio times the advantage, without a bound; the selected tokens are held back by |log-ratio|.
+
+    The bound of the log-ratio is for its exponential: it takes no gradient from the penalty.
+    """
     assert tokens.selected is not None
-    held = spec.ppo_kl_coef * tokens.log_ratio.abs()
+    log_ratio = tokens.log_ratio.detach()
+    own = tokens.logprobs - tokens.logprobs.detach()
+    held = spec.ppo_kl_coef * (log_ratio.abs() + log_ratio.sign() * own)
     return -tokens.advantages * tokens.ratio + held * tokens.selected, tokens.selected
 
 

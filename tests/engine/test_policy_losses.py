@@ -134,6 +134,14 @@ def test_selected_tokens_are_held_back() -> None:
     assert logp.grad.tolist() == pytest.approx([-0.55 + 0.25, -0.55])
 
 
+def test_kl_cov_holds_back_a_token_however_far_it_has_gone() -> None:
+    # 25 nats up, where the ratio is bounded: the penalty pulls all the same, and there is nothing else.
+    logp = torch.tensor([25.0], dtype=torch.float64, requires_grad=True)
+    zero = torch.zeros(1, dtype=torch.float64)
+    flat_loss([logp], [zero], [zero], spec_of("kl_cov", ppo_kl_coef=0.5), [torch.tensor([True])]).backward()
+    assert logp.grad.tolist() == [0.5]
+
+
 def naive(
     name: str, logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, spec: LossSpec, selected: Tensor
 ) -> Tensor:
