@@ -220,6 +220,26 @@ def test_logprobs_do_not_depend_on_what_else_is_in_the_batch() -> None:
         np.testing.assert_allclose(mine, alone, atol=1e-5)
 
 
+def test_each_token_is_scored_by_the_position_before_it() -> None:
+    # Field fault 034. A model that is sure of id + 1 behind every id: its layers add nothing, and its head knows the
+    # embedding of the id before.
+    model = build(tiny_config(tie_word_embeddings=False))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+        embedded = model.get_input_embeddings().weight
+        embedded.normal_()
+        model.get_output_embeddings().weight.copy_(1e3 * torch.nn.functional.normalize(embedded).roll(1, dims=0))
+    rows = [
+        TrainRow(np.array([1, 2], np.int32), np.array(ids, np.int32), 1.0, np.zeros(len(ids), np.float32))
+        for ids in ([3, 4, 5], [3], [4], [2])
+    ]
+    sure, one, *shifted = update.log_probs(wrap(model), rows, compute=defaults.compute())
+    assert (sure.tolist(), one.tolist()) == ([0.0] * 3, [0.0])
+    assert all(logp[0] < -50 for logp in shifted)
+
+
 def test_two_passes_are_bitwise_equal_even_with_dropout_in_the_config() -> None:
     # Field fault 031.
     policy = wrap(build(tiny_config(attention_dropout=0.5)))
