@@ -15,6 +15,7 @@ FIXED_CLIP = (0.2, 0.2, 3.0)
 """Bounds below, above and of the dual clip that the platform's loss `verl_grpo` has written into it."""
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 _BLOCK = "remote_backend.arctic"
+_KL = "KL (algorithm.kl_coef, algorithm.kl_loss_coef)"
 _GEOMETRY = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
 
 
@@ -109,13 +110,12 @@ def _of_reference(settings: ArcticSettings, job: JobSpec) -> Iterator[str]:
     if not job.needs_reference:
         return
     if settings.attaches and settings.log_prob_job_id is None:
-        yield f"algorithm.kl_coef > 0 needs a reference model, so attaching needs {_BLOCK}.log_prob_job_id too."
+        yield f"{_KL} needs a reference model, so attaching needs {_BLOCK}.log_prob_job_id too."
     elif not settings.attaches and jobs.log_prob_gpus(settings, job) == 0:
-        yield f"algorithm.kl_coef > 0 needs a reference model, and {_BLOCK}.log_prob_gpus = 0."
+        yield f"{_KL} needs a reference model, and {_BLOCK}.log_prob_gpus = 0."
     if settings.log_prob_engine != "deepspeed":
         yield (
-            f"algorithm.kl_coef > 0 needs {_BLOCK}.log_prob_engine = deepspeed: the platform's vLLM engine does not "
-            "answer fwd_no_grad."
+            f"{_KL} needs {_BLOCK}.log_prob_engine = deepspeed: the platform's vLLM engine does not answer fwd_no_grad."
         )
 
 

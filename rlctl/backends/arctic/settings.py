@@ -40,7 +40,7 @@ class ArcticSettings(RemoteBackendSettings):
     sampling_gpus: PositiveInt = 1
     """GPUs of the sampling engine: its replicas times sampling_tp_size."""
     log_prob_gpus: NonNegativeInt | None = None
-    """GPUs of the engine that holds the reference model; null is 1 when algorithm.kl_coef > 0, else 0."""
+    """GPUs of the engine that holds the reference model; null is 1 where KL has a weight, else 0."""
     log_prob_engine: Literal["deepspeed", "vllm"] = "deepspeed"
     """What computes the reference; only deepspeed can serve a KL term."""
     sampling_tp_size: PositiveInt = 1

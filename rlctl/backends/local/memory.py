@@ -121,7 +121,7 @@ def _trainer(ask: Ask) -> list[Role]:
         Role("optimizer", 8.0 * trained, ALWAYS, f"AdamW's two moments, 8 x {_count(trained)} trained"),
     ]
     if ask.job.needs_reference and ask.job.lora is None:
-        roles.append(Role("reference model", float(b * whole), ALWAYS, f"{b} x {_count(whole)}, since kl_coef > 0"))
+        roles.append(Role("reference model", float(b * whole), ALWAYS, f"{b} x {_count(whole)}, for KL"))
     return roles
 
 

@@ -234,9 +234,7 @@ def _reduce_bucket(settings: RaySettings) -> int:
 def _reference(ask: Ask, share: _Share) -> list[Role]:
     if not ask.job.needs_reference or ask.job.lora is not None or ask.settings.offload == "parameters":
         return []
-    return [
-        Role("reference model", share.weights, ("start", *RUNNING), f"{share.b} bytes a parameter, since kl_coef > 0")
-    ]
+    return [Role("reference model", share.weights, ("start", *RUNNING), f"{share.b} bytes a parameter, for KL")]
 
 
 def engine_of(ask: Ask) -> engine.Engine:
