@@ -15,8 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlctl import bounded
 from rlctl.errors import ConfigError
 from rlctl.presets import Preset, Variant
+
+DRIVER_TIMEOUT_S = 5.0
+"""Of nvidia-smi, which takes seconds to wake a machine with eight GPUs, and hangs when one is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,11 @@ def cuda_obstacle(gigabytes: float, environ: Mapping[str, str] | None = None) ->
         return "the installed torch is a CPU build"
     query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-        largest = max((float(line) / 1024 for line in answer.split("\n") if line.strip()), default=0.0)
+        answer = bounded.run(query, timeout_s=DRIVER_TIMEOUT_S)
+        answer.check_returncode()
+        largest = max((float(line) / 1024 for line in answer.stdout.split("\n") if line.strip()), default=0.0)
+    except subprocess.TimeoutExpired:
+        return f"nvidia-smi did not answer within {DRIVER_TIMEOUT_S:g} s"
     except (subprocess.SubprocessError, OSError, ValueError):
         return "nvidia-smi names no device"
     return None if largest >= gigabytes else f"{largest:.0f} GiB of CUDA memory, {gigabytes:g} wanted"

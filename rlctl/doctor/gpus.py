@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from rlctl import bounded
 from rlctl.doctor.facts import Driver, Gpu
 
 TIMEOUT_S = 15.0
@@ -22,10 +23,7 @@ def driver(timeout_s: float = TIMEOUT_S) -> Driver:
     if command is None:
         return Driver("absent", device_files=there)
     try:
-        done = subprocess.run(
-            [command, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = bounded.run([command, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"], timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return Driver("timeout", f"did not answer within {timeout_s:g} s", device_files=there)
     except OSError as error:

@@ -19,12 +19,16 @@ PROXIES = ("https_proxy", "http_proxy", "all_proxy", "no_proxy")
 
 
 def hub_facts(timeout_s: float = TIMEOUT_S) -> Hub:
-    endpoint = without_credentials(os.environ.get("HF_ENDPOINT") or hub.DEFAULT_ENDPOINT)
     if hub.is_offline():
-        return Hub(endpoint, offline=True)
+        return Hub(endpoint(), offline=True)
     reachable, reason = hub.hub_reachable(timeout_s)
     skew = _skew(os.environ.get("HF_ENDPOINT") or hub.DEFAULT_ENDPOINT, timeout_s) if reachable else None
-    return Hub(endpoint, offline=False, reachable=reachable, reason=without_credentials(reason), skew_s=skew)
+    return Hub(endpoint(), offline=False, reachable=reachable, reason=without_credentials(reason), skew_s=skew)
+
+
+def endpoint() -> str:
+    """Where the hub is, as it may be printed."""
+    return without_credentials(os.environ.get("HF_ENDPOINT") or hub.DEFAULT_ENDPOINT)
 
 
 def _skew(endpoint: str, timeout_s: float) -> float | None:

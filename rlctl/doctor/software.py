@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlctl import bounded
 from rlctl.doctor.facts import BackendFacts, Compiler, Device, Python, Torch, Unmet
 
 TORCH_TIMEOUT_S = 60.0
@@ -103,7 +104,7 @@ print("FACTS" + json.dumps(facts))
 def torch(timeout_s: float = TORCH_TIMEOUT_S, *, executable: str = sys.executable) -> Torch:
     """What torch is like, asked of a process of its own: a broken one may crash or hang."""
     try:
-        done = _run([executable, "-c", PROBE], timeout_s)
+        done = bounded.run([executable, "-c", PROBE], timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return Torch("timeout", f"importing it took more than {timeout_s:g} s")
     except OSError as error:
@@ -130,7 +131,7 @@ except RlctlError as error:
 def backend(name: str, timeout_s: float = TORCH_TIMEOUT_S) -> BackendFacts:
     """Whether the class of a registered backend can be imported."""
     try:
-        done = _run([sys.executable, "-c", LOAD, name], timeout_s)
+        done = bounded.run([sys.executable, "-c", LOAD, name], timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return BackendFacts(name, f"importing it took more than {timeout_s:g} s")
     for line in done.stdout.split("ERROR", 1)[1:]:
@@ -149,7 +150,7 @@ def compiler() -> Compiler:
             source = Path(folder, "try.c")
             source.write_text("#include <math.h>\nfloat twice(float x) { return fabsf(x) * 2; }\n")
             words = [*command.split(), "-O1", "-fPIC", "-shared", "-fopenmp", str(source), "-o", f"{folder}/try.so"]
-            done = _run(words, COMPILER_TIMEOUT_S)
+            done = bounded.run(words, timeout_s=COMPILER_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return Compiler(command, f"did not answer within {COMPILER_TIMEOUT_S:g} s")
     except OSError as error:
@@ -160,12 +161,6 @@ def compiler() -> Compiler:
 def system() -> str:
     libc = " ".join(platform.libc_ver())
     return f"{platform.system()} {platform.machine()}, {libc or sysconfig.get_platform()}"
-
-
-def _run(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL
-    )
 
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:

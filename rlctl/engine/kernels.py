@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 
+from rlctl import bounded
 from rlctl.cache import cache_folder
 
 FOLDER = Path(__file__).parent
 HEADER = FOLDER / "element.h"
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 DEFINES = {torch.bfloat16: ("-DBF16",), torch.float32: ()}
+
+COMPILER_TIMEOUT_S = 120.0
 
 Kernel = Callable[..., int]
 
@@ -150,12 +153,8 @@ def _built(source: Path, compiler: str, flags: tuple[str, ...]) -> ctypes.CDLL |
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as aside:
             built = Path(aside) / library.name
-            subprocess.run(
-                [*compiler.split(), *flags, str(source), "-o", str(built), "-lm"],
-                check=True,
-                capture_output=True,
-                timeout=120,
-            )
+            command = [*compiler.split(), *flags, str(source), "-o", str(built), "-lm"]
+            bounded.run(command, timeout_s=COMPILER_TIMEOUT_S).check_returncode()
             ctypes.CDLL(str(built))
             built.replace(library)
         return ctypes.CDLL(str(library))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from rlctl.doctor import gpus, machine, network, software, versions
+from rlctl.doctor import gathering, gpus, machine, network, software, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,6 +61,7 @@ def test_a_python_that_cannot_be_run_is_told() -> None:
     ("answer", "state", "words"),
     [
         ("sleep 60", "timeout", "within 0.5 s"),
+        ("trap '' TERM; sleep 60 & wait", "timeout", "within 0.5 s"),
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "failed", "mismatch"),
         ("exit 9", "failed", "exit code 9"),
         ("echo hello", "failed", "not understood: hello"),
@@ -239,3 +241,16 @@ def test_the_tested_versions_are_those_of_the_constraints() -> None:
     pinned = {name.partition("[")[0]: version.partition("+")[0] for name, version in pinned.items()}
     for name in ("torch", "ray", "deepspeed"):
         assert pinned[name] in known[name].tested
+
+
+def test_what_never_answers_is_told_and_keeps_nobody_waiting() -> None:
+    for_ever = threading.Event()
+    asked = gathering.Asked(lambda: str(for_ever.wait()), "no answer", within=0.1)
+    assert asked.answer() == "no answer"
+    for_ever.set()
+
+
+def test_what_answers_in_time_is_told_and_an_error_of_ours_is_raised() -> None:
+    assert gathering.Asked(lambda: "found", "no answer", within=60.0).answer() == "found"
+    with pytest.raises(ZeroDivisionError):
+        gathering.Asked(lambda: 1 / 0, 0.0, within=60.0).answer()
