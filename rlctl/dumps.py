@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl import durable
+from rlctl import durable, regular
 from rlctl.errors import ConfigError
 from rlctl.step_report import Refused
 from rlctl.types import TrainRow
@@ -72,8 +72,8 @@ def read(folder: Path) -> Dump:
     import numpy as np
 
     try:
-        info = json.loads((folder / INFO).read_bytes())
-        with np.load(folder / ROWS) as stored:
+        info = json.loads(regular.read_bytes(folder / INFO))
+        with regular.open_rb(folder / ROWS) as rows, np.load(rows) as stored:
             arrays = dict(stored)
         rows = [_row(arrays, i, float(a)) for i, a in enumerate(arrays["advantages"])]
         refused = Refused(info["update"], rows, info["loss_denominator"], float(info["loss"]), float(info["grad_norm"]))

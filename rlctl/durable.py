@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from rlctl import regular
+
 BLOCK = 2**20
 """Bytes read at a time while hashing: hashlib lets other threads run meanwhile."""
 
@@ -67,7 +69,7 @@ def hashed(path: Path) -> Iterator[HashedFile]:
 
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with regular.open_rb(path) as stream:
         while block := stream.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlctl import regular
 from rlctl.checkpoints import manifest, shelf
 from rlctl.checkpoints.manifest import MANIFEST
 from rlctl.errors import ConfigError, DataError
@@ -80,7 +81,7 @@ def lent(run: Path) -> Layer:
     """The settings of a run that decide what its completions were asked and are worth. Raises ConfigError."""
     file = run / CONFIG
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        settings = json.loads(regular.read_bytes(file))["settings"]
         taken = {key: settings[key] for key in LENT if key in settings}
         taken["model"] = {key: taken["model"][key] for key in ("tokenizer", "chat_template")}
     except (OSError, ValueError, KeyError, TypeError) as error:

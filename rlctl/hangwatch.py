@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from rlctl import regular
 from rlctl.errors import RlctlError, Stalled
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class HangWatch:
         if self.file is None:
             yield sys.stderr
             return
-        with self.file.open("a", encoding="utf-8") as stream:
+        with open(self.file, "a", encoding="utf-8", opener=regular.without_waiting) as stream:
             yield stream
 
     def _stacks_of_others(self, loop: asyncio.AbstractEventLoop) -> Mapping[str, str]:

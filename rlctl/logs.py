@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlctl import regular
+
 
 class Log:
     """Appends records. What a full disk does not take waits in memory and is written with the next record."""
@@ -39,7 +41,7 @@ class Log:
         if not self._waiting:
             return
         lines = b"".join(self._waiting)
-        with self.path.open("ab", buffering=0) as stream:
+        with open(self.path, "ab", buffering=0, opener=regular.without_waiting) as stream:
             size = stream.seek(0, os.SEEK_END)
             try:
                 if stream.write(lines) != len(lines):
@@ -55,6 +57,7 @@ class Log:
         A line cut short by a kill, and whatever stands after it, goes too.
         """
         kept, end = [], 0
+        regular.must_be_file(self.path)
         with self.path.open("r+b") as stream:
             for line in stream:
                 record = _parsed(line)

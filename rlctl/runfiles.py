@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlctl import __version__, durable
+from rlctl import __version__, durable, regular
 from rlctl.errors import CheckpointError, ConfigError, RlctlError
 from rlctl.logs import Log, strict
 from rlctl.types import BackendInfo, Episode, Rollout
@@ -65,6 +65,12 @@ class RunFiles:
             kept = -1 if after is None else after
             self.records = self.metrics.cut_after(kept - 1 if owed else kept)
             self.samples.cut_after(kept)
+        except regular.NotAFile as error:
+            name = Path(error.filename).name
+            raise ConfigError(
+                f"the run's folder {folder} cannot be used: {name}: {error.strerror}.",
+                hint=f"remove {name}, or choose another --name.",
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"the run's folder {folder} cannot be written: {error.strerror or error}.", hint="set run.dir."
@@ -72,7 +78,7 @@ class RunFiles:
 
     def write_machine(self, info: BackendInfo) -> None:
         """What the run runs on, as `start` found it: the peak and its source are half of every MFU."""
-        (self.folder / "machine.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+        durable.replace(self.folder / "machine.json", (json.dumps(asdict(info), indent=2) + "\n").encode())
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.write(metrics)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rlctl import regular
 from rlctl.errors import ConfigError
 
 LOCK = "lock"
@@ -65,7 +66,7 @@ def is_held(folder: Path) -> bool | None:
         stat = path.stat()
         if (stat.st_dev, stat.st_ino) in _held:
             return True  # the kernel does not tell a process of its own locks, and closing the file would release it
-        with path.open("rb") as stream:
+        with regular.open_rb(path) as stream:
             # l_type, l_whence, l_start, l_len, l_pid, as <fcntl.h> of Linux has them: any lock on the whole file.
             answer = fcntl.fcntl(stream, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except FileNotFoundError:
@@ -78,7 +79,7 @@ def is_held(folder: Path) -> bool | None:
 def left_by(folder: Path) -> str:
     """Who holds the lock, or held it and was killed, in words; "" where its last holder ended in order."""
     try:
-        with (folder / LOCK).open("rb") as stream:
+        with regular.open_rb(folder / LOCK) as stream:
             return _holder(stream.fileno())
     except OSError:
         return ""

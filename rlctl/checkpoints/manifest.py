@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlctl import __version__, durable
+from rlctl import __version__, durable, regular
 from rlctl.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -57,7 +57,7 @@ def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint. Raises CheckpointError that says what is wrong with it."""
     path = folder / MANIFEST
     try:
-        written = path.read_bytes()
+        written = regular.read_bytes(path)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}, so it was never finished.") from None
     except OSError as error:

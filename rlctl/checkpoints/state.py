@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl import __version__
+from rlctl import __version__, regular
 from rlctl.errors import CheckpointError
 
 if TYPE_CHECKING:  # it loads numpy, which `rlctl runs` does without
@@ -66,7 +66,7 @@ def read_state(folder: Path) -> RunState:
     Raises CheckpointError when it is not one of this version's.
     """
     try:
-        return RunState(**json.loads((folder / STATE).read_bytes()))
+        return RunState(**json.loads(regular.read_bytes(folder / STATE)))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / STATE} is not the state of a run: {error}.") from error
 
@@ -74,7 +74,7 @@ def read_state(folder: Path) -> RunState:
 def read_config(file: Path) -> dict[str, Any]:
     """The settings of a run, in its folder or in a checkpoint. Raises CheckpointError."""
     try:
-        config = json.loads(file.read_bytes())
+        config = json.loads(regular.read_bytes(file))
         if not isinstance(config["settings"], dict):
             raise TypeError("settings is not a table")
         return dict(config)

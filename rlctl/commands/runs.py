@@ -121,7 +121,7 @@ def tail(
     from rlctl.runs import tailing
     from rlctl.runs.series import matching
 
-    run = _read(name, folder)
+    run = _read_telling(name, folder)
     names = matching(metric, [run]) if metric else None
 
     def lines(record: Mapping[str, Any]) -> list[str]:
@@ -179,7 +179,7 @@ def export(
 
     if csv and jsonl:
         raise ConfigError("--csv and --jsonl were both given.", hint="choose one.")
-    run = _read(name, folder)
+    run = _read_telling(name, folder)
     names = matching(metric, [run]) if metric else None
     _put((to_jsonl if jsonl else to_csv)(run, names), out)
 
@@ -279,7 +279,7 @@ def plot(
 
     if metrics[-1].lower().endswith(".png") and out is None:
         raise ConfigError(f"{metrics[-1]!r} is no metric.", hint=f"-o {metrics[-1]} names the file.")
-    runs = [_read(each, folder) for each in (name, *(others or ()))]
+    runs = [_read_telling(each, folder) for each in (name, *(others or ()))]
     names = matching(metrics, runs)
     if len(names) > figures.MOST_PANELS:
         raise ConfigError(
@@ -338,3 +338,14 @@ def _read(name: str, folder: str | None) -> Run:
     from rlctl.runs.reading import read_run
 
     return read_run(find_run(name, parent=_parent(folder)))
+
+
+def _read_telling(name: str, folder: str | None) -> Run:
+    """The run, and on stderr what is wrong with its files: for a result that has no place for it."""
+    from rlctl.display import tell
+    from rlctl.runs.printable import printable
+
+    run = _read(name, folder)
+    for complaint in run.complaints:
+        tell(f"note: {printable(complaint, one_line=True)}")
+    return run

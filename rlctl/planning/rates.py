@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rlctl import regular
 from rlctl.errors import ConfigError
 from rlctl.perf import datasheet_peak
 from rlctl.planning.device import LARGEST, Machine
@@ -83,7 +84,7 @@ def _same_device(there: str, here: str) -> bool:
 
 def _said(file: Path, *keys: str) -> str | None:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(regular.read_bytes(file))
         for key in keys:
             value = value[key]
     except (OSError, ValueError, KeyError, TypeError):

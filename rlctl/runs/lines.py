@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl import regular
+
 Record = Mapping[str, Any]
 
 LARGEST = 1e100
@@ -30,7 +32,7 @@ class Lines:
 def read_lines(path: Path) -> Lines:
     """Every line that is a JSON object; a file that is not there has none."""
     try:
-        content = path.read_bytes()
+        content = regular.read_bytes(path)
     except FileNotFoundError:
         return Lines((), ())
     except OSError as error:
@@ -60,7 +62,7 @@ def parsed(line: bytes) -> Record | None:
 def read_object(path: Path) -> tuple[Record, tuple[str, ...]]:
     """(the JSON object of a file, empty where there is none; what is wrong with it)."""
     try:
-        record = parsed(path.read_bytes())
+        record = parsed(regular.read_bytes(path))
     except FileNotFoundError:
         return {}, ()
     except OSError as error:

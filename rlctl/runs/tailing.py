@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from rlctl import runlock
+from rlctl import regular, runlock
 from rlctl.display import COLUMNS, core_scores
 from rlctl.runfiles import STEP
 from rlctl.runs.lines import Record, number, parsed
@@ -38,7 +38,7 @@ class Follower:
         A cut that was written over again shows by what stands in the place of the last line read.
         """
         try:
-            with self.path.open("rb") as stream:
+            with regular.open_rb(self.path) as stream:
                 cut = not self._stands(stream)
                 stream.seek(0 if cut else self._end)
                 content = stream.read()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlctl import regular
 from rlctl.cache import write_whole
 from rlctl.errors import Interrupted
 from rlctl.runfiles import STEP, RunFiles
@@ -206,7 +207,7 @@ class Kept:
         self.path = path
         record: Any = None
         with contextlib.suppress(OSError, ValueError):  # not there, or cut short: a run that this tracker begins
-            record = json.loads(path.read_bytes())
+            record = json.loads(regular.read_bytes(path))
         known = record if isinstance(record, dict) and isinstance(record.get("last_step"), int) else {}
         self.id = str(known.get("id") or secrets.token_hex(6))
         self.last_step: int = known.get("last_step", -1)
