@@ -225,6 +225,7 @@ def test_what_float32_attention_keeps_on_a_gpu_is_not_guessed(qwen3: Path) -> No
     ("changed", "complaint"),
     [
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers = 1,000,000, and at most 4,000"),
         ({"vocab_size": 0}, "vocab_size = 0"),
         ({"hidden_size": "big"}, "hidden_size"),
         ({"model_type": "mamba", "num_attention_heads": None}, "num_attention_heads = None"),
