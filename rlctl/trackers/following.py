@@ -116,7 +116,7 @@ class Worker:
         self.history = list(files.records)
         self.notes: list[str] = []
         self.dropped = 0
-        self.failed = False
+        self.failed = self.finishing = False
         self.ending: State | None = None
         self.wake = threading.Event()
         # A daemon: a tracker that hangs must not keep the process from ending.
@@ -155,16 +155,20 @@ class Worker:
         # The boundary to somebody else's code, in a thread that nobody looks at: told once, and over.
         except BaseException as error:
             self.failed = True
-            self.notes.append(f"tracker {self.name} is switched off, and the run goes on: {_reason(error)}")
+            what = "failed as it was ended" if self.finishing else "is switched off, and the run goes on"
+            self.notes.append(f"tracker {self.name} {what}: {_reason(error)}")
 
     def _follow(self) -> None:
         last = self.tracker.start(self._run())
+        if not isinstance(last, int):  # somebody else's code: most likely it returns nothing
+            raise TypeError(f"start gave {last!r}, not the last step that is held")
         self.kept.write(last if last > self.kept.last_step else self.kept.last_step)
         for record in self.history:
             last = self._log(record, last)
         self.history.clear()
         while (waiting := self._next()) is not None:
             last = self._log(waiting, last)
+        self.finishing = True
         self.tracker.finish(self.ending or "failed")
 
     def _run(self) -> TrackedRun:
@@ -219,5 +223,9 @@ class Kept:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        # What SQLAlchemy says ends with the whole statement.
+        text = " ".join(str(error).partition("\n[SQL:")[0].split())
+    except Exception:  # whoever raises may also fail to say why
+        text = ""
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,4 +1,6 @@
-"""Event files for TensorBoard, written by its own writer: torch is not needed.
+"""Event files for TensorBoard, its records written by its own code: torch is not needed.
+
+Not by its `EventFileWriter`, whose thread ends with a traceback on the terminal where a file cannot be written.
 
 A run that goes on writes a new file which begins with a session log: TensorBoard then forgets later steps of the files
 before. Source: `purge_orphaned_data` in tensorboard/backend/event_processing/event_accumulator.py.
@@ -6,6 +8,9 @@ before. Source: `purge_orphaned_data` in tensorboard/backend/event_processing/ev
 
 from __future__ import annotations
 
+import itertools
+import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,26 +21,30 @@ from rlctl.trackers.base import State, TrackedRun
 if TYPE_CHECKING:  # the settings load pydantic
     from rlctl.settings.tracking import TensorboardSettings
 
+FILE_VERSION = "brain.Event:2"
+"""With which each file begins. Source: tensorboard/summary/writer/event_file_writer.py."""
+
+_files = itertools.count()
+
 
 class TensorboardTracker:
     """Scalars by step, the settings as text and as hyper-parameters, and how the run ended."""
 
     def __init__(self, settings: TensorboardSettings, *, run_dir: str) -> None:
         self.settings = settings
-        self.writer: Any = None
+        self.file = Path()
         self.last_step = -1
 
     def start(self, run: TrackedRun) -> int:
         from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.writer = EventFileWriter(str(self.folder(run)))
+        self.file = _new_file(self.folder(run))
+        self._add(step=0, file_version=FILE_VERSION)
         self.last_step = min(run.sent, run.after)
         begin = self.last_step + 1
         self._add(step=begin, session_log=SessionLog(status=SessionLog.START))
         self._add(step=begin, summary=hparams_begin(run))
         self._add(step=begin, summary=text("settings", _table(run.parameters)))
-        self.writer.flush()
         return self.last_step
 
     def folder(self, run: TrackedRun) -> Path:
@@ -47,17 +56,26 @@ class TensorboardTracker:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._add(step=step, summary=Summary(value=values))
         self.last_step = step
-        # A kill then loses nothing.
-        self.writer.flush()
 
     def finish(self, state: State) -> None:
         self._add(step=self.last_step, summary=hparams_end(state))
-        self.writer.close()
 
     def _add(self, *, step: int, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.writer.add_event(Event(wall_time=time.time(), step=step, **content))
+        # Opened by its name each time: a kill loses nothing, and a file that has been removed is an error.
+        with self.file.open("r+b") as stream:
+            stream.seek(0, os.SEEK_END)
+            RecordWriter(stream).write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
+
+
+def _new_file(folder: Path) -> Path:
+    """A file that TensorBoard finds, and reads after those that are there: it goes by their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
+    file.touch(exist_ok=False)
+    return file
 
 
 def hparams_begin(run: TrackedRun) -> Any:

@@ -6,8 +6,10 @@ secrets. W&B cannot take steps back (its `resume_from` is by invitation), so eac
 
 from __future__ import annotations
 
+import contextlib
 import netrc
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,8 @@ LOG_BLOCK, LOG_HEADER, LOG_ENDS = 32768, 7, (1, 4)
 """Of LevelDB's log format: bytes of a block and of a header, and the types of a fragment that ends a record."""
 INIT_TIMEOUT_S = 90.0
 """Seconds until a run that cannot be begun is given up; the run's own steps do not wait for it."""
+WRITTEN_TIMEOUT_S = 5.0
+"""Seconds that the last steps may take to be in its files once a run is ended: W&B returns some hundredths earlier."""
 
 
 class WandbTracker:
@@ -44,11 +48,13 @@ class WandbTracker:
                 hint="wandb login, or set WANDB_API_KEY, or tracking.wandb.mode=offline and `wandb sync` later.",
             )
         self.run: Any = None
+        self.folder, self.id, self.last_step = Path(), "", -1
 
     def start(self, run: TrackedRun) -> int:
         import wandb
 
-        own, offline = self.settings, last_written(run.folder / "wandb", run.id)
+        self.folder, self.id = run.folder / "wandb", run.id
+        own, offline = self.settings, last_written(self.folder, run.id)
         self.run = wandb.init(
             project=own.project,
             entity=own.entity,
@@ -81,14 +87,41 @@ class WandbTracker:
         return run.sent if offline is None else offline
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # Without commit a step waits for the next one, and a kill loses it.
-        self.run.log(dict(metrics), step=step, commit=True)
+        with _torn_down_if_it_fails():
+            # Without commit a step waits for the next one, and a kill loses it.
+            self.run.log(dict(metrics), step=step, commit=True)
+        self.last_step = step
 
     def finish(self, state: State) -> None:
-        self.run.summary["rlctl_state"] = state
-        if state == "interrupted":
-            self.run.mark_preempting()
-        self.run.finish(exit_code=0 if state == "finished" else 1)
+        with _torn_down_if_it_fails():
+            self.run.summary["rlctl_state"] = state
+            if state == "interrupted":
+                self.run.mark_preempting()
+            self.run.finish(exit_code=0 if state == "finished" else 1)
+        if self.mode == "offline":
+            self._must_be_written()
+
+    def _must_be_written(self) -> None:
+        """Raises OSError where its files lack steps: that its own process could not write them, W&B tells nobody."""
+        until = time.monotonic() + WRITTEN_TIMEOUT_S
+        while (held := last_written(self.folder, self.id)) is None or held < self.last_step:
+            if time.monotonic() > until:
+                there = "no file" if held is None else "no step" if held < 0 else f"no step after {held}"
+                raise OSError(f"{self.folder} has {there} of the run, whose last step is {self.last_step}")
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _torn_down_if_it_fails() -> Iterator[None]:
+    """Without its own process, W&B ends this one with a traceback, unless it is told to end before."""
+    try:
+        yield
+    except Exception:
+        import wandb
+
+        with contextlib.suppress(Exception):  # fails in the same way, and has taken its leave first
+            wandb.teardown(exit_code=1)
+        raise
 
 
 def last_written(folder: Path, run_id: str) -> int | None:

@@ -54,6 +54,32 @@ class Hanging(Recording):
         threading.Event().wait()
 
 
+class Forgetful(Recording):
+    """Says nothing of what it holds."""
+
+    def start(self, run: TrackedRun) -> int:
+        super().start(run)
+        return None  # type: ignore[return-value]
+
+
+class Unspeakable(Recording):
+    """Raises what cannot be told."""
+
+    def start(self, run: TrackedRun) -> int:
+        class Broken(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no words")
+
+        raise Broken
+
+
+class FailingLast(Recording):
+    """Fails when all else is done."""
+
+    def finish(self, state: State) -> None:
+        raise ConnectionError("the server has gone")
+
+
 class NoMethods:
     """Is no tracker."""
 

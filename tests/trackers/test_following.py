@@ -74,6 +74,26 @@ def test_one_that_would_end_the_process_only_ends_itself(tmp_path: Path) -> None
     assert notes == ["tracker tests.trackers.foreign:Exiting is switched off, and the run goes on: SystemExit: 1"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "Forgetful",
+            "is switched off, and the run goes on: TypeError: start gave None, not the last step that is held",
+        ),
+        ("Unspeakable", "is switched off, and the run goes on: Broken"),
+        ("FailingLast", "failed as it was ended: ConnectionError: the server has gone"),
+    ],
+)
+def test_whatever_goes_wrong_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str, told: str
+) -> None:
+    notes, left = live(tmp_path / "run", foreign(kind, tmp_path / "calls"), range(3))
+    assert (notes, left) == ([f"tracker tests.trackers.foreign:{kind} {told}"], [])
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 3
+    assert capfd.readouterr() == ("", "")
+
+
 def test_one_that_hangs_costs_the_run_nothing_and_is_left_behind(tmp_path: Path) -> None:
     settings = foreign("Hanging", tmp_path / "calls", queue_size=4, finish_timeout_s=0.2)
     pace: list[float] = []

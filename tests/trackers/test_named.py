@@ -4,6 +4,7 @@ from the checkpoint of step 2, so that steps 3 and 4 are computed again, here wi
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 from rlctl.settings.tracking import TrackingSettings
 from rlctl.trackers.following import Following
 from tests.trackers import wandb_files
-from tests.trackers.lives import live
+from tests.trackers.lives import live, record
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +33,15 @@ def two_lives(folder: Path, settings: TrackingSettings) -> None:
 
 def interrupt_when_sent(followed: Following) -> None:
     """A store that is made for the first time takes longer than the seconds that a signal leaves."""
+    wait_until_sent(followed, 4)
+    followed.ended(143)
+
+
+def wait_until_sent(followed: Following, step: int) -> None:
     (worker,) = followed.workers
     deadline = time.monotonic() + 60
-    while worker.kept.last_step < 4 and time.monotonic() < deadline:
+    while worker.kept.last_step < step and time.monotonic() < deadline:
         time.sleep(0.01)
-    followed.ended(143)
 
 
 SEEN_ONCE = [(0, 0.5), (1, 1.5), (2, 2.5), (3, 3.5), (4, 4.5), (5, 105.0), (6, 106.0)]
@@ -56,6 +61,49 @@ def test_tensorboard_shows_the_steps_that_count(tmp_path: Path) -> None:
     assert "| trainer.lr | 1e-06 |" in settings
     assert "| origin/trainer.lr | RLCTL_TRAINER__LR |" in settings
     assert "s3cr3t" not in settings
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_that_is_removed_in_the_middle_is_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Their libraries tell of it in a traceback from another thread, or not at all."""
+    folder = tmp_path / "run"
+
+    def remove(followed: Following) -> None:
+        wait_until_sent(followed, 4)
+        shutil.rmtree(folder / name)
+        for step in (5, 6):
+            followed.write(record(step, 0.5))
+        followed.ended(0)
+
+    notes, left = live(folder, TrackingSettings(trackers=[name], wandb={"mode": "offline"}), range(5), end=remove)
+    assert len(notes) == 1, notes
+    assert notes[0].startswith(f"tracker {name} ")
+    assert f"{folder}/{name}" in notes[0]
+    assert left == []
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_under_tensorboard_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+
+    def fill(followed: Following) -> None:
+        wait_until_sent(followed, 2)
+        (file,) = (folder / "tensorboard").iterdir()
+        file.unlink()
+        file.symlink_to("/dev/full")
+        for step in (3, 4):
+            followed.write(record(step, 0.5))
+        followed.ended(0)
+
+    notes, _ = live(folder, TrackingSettings(trackers=["tensorboard"]), range(3), end=fill)
+    assert len(notes) == 1, notes
+    assert "OSError: [Errno 28] No space left on device" in notes[0]
+    assert capfd.readouterr().err == ""
 
 
 def test_tensorboard_knows_hyper_parameters_and_how_the_run_ended(tmp_path: Path) -> None:
@@ -92,9 +140,9 @@ def test_wandb_offline_is_one_run_with_each_step_once(tmp_path: Path) -> None:
     assert float(config["trainer.lr"]) == 1e-06
     assert config["origin/trainer.lr"] == '"RLCTL_TRAINER__LR"'
     scores = []
-    for record in (record for records in lives for record in records):
-        if record.WhichOneof("record_type") == "history":
-            row = {wandb_files.name(item): json.loads(item.value_json) for item in record.history.item}
+    for entry in (entry for entries in lives for entry in entries):
+        if entry.WhichOneof("record_type") == "history":
+            row = {wandb_files.name(item): json.loads(item.value_json) for item in entry.history.item}
             scores.append((row["_step"], row["score/mean"]))
             assert {key for key in row if not key.startswith("_")} == {
                 "score/mean", "training/global_step", "val-core/gsm8k/acc/mean@8"
