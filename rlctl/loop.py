@@ -162,7 +162,9 @@ class _Run:
             self.outcome.remember(self.files.records)
             self.saver.latest, self.saver.latest_step = resume.held.folder, state.step
         if state.owed is not None:
-            await self._log(state.step, dict(state.owed))
+            metrics = dict(state.owed)
+            self.outcome.metrics.append(metrics)
+            await self._log(state.step, metrics)
         self.boundary = self._state()
 
     async def _next_step(self) -> None:

@@ -105,9 +105,13 @@ def test_an_evaluation_that_was_cut_off_is_made_on_resuming(tiny_llama: Path, da
     assert outcome.exit_code == 143
     assert [m["training/global_step"] for m in without_times(tmp_path / "run/metrics.jsonl")] == [0, 1, 2]
     assert saved(tmp_path / "run") == ["step_000003"]
-    run(ready, tmp_path / "run")
+    recorder = Recorder()
+    resumed, _ = run(ready, tmp_path / "run", recorder)
     run(ready, tmp_path / "straight")
     assert without_times(tmp_path / "run/metrics.jsonl") == without_times(tmp_path / "straight/metrics.jsonl")
+    # Its step was shown in the first life, and counts in the second.
+    assert [step["training/global_step"] for step in resumed.metrics] == [1, 2, 3, 4, 5, 6]
+    assert "val-core/problems/acc/mean@1" in resumed.metrics[2]
 
 
 def test_a_limit_on_the_wall_clock_is_kept(tiny_llama: Path, data: Path, tmp_path: Path) -> None:

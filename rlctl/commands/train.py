@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -139,7 +139,7 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[s
         with (
             # Not before: a run that is refused leaves what the folder says of the one before it.
             told_ending(folder) as ended,
-            display.reporting(quiet=quiet, title=folder.name, history=files.records) as reporter,
+            display.reporting(quiet=quiet, title=folder.name, history=_done_before(files, resume)) as reporter,
             following(trackers, files, settings=tracking, note=reporter.note, leave=leave_soon) as followed,
         ):
             outcome = asyncio.run(run(prepared, backend=backend, reporter=reporter, files=files, resume=resume))
@@ -148,6 +148,12 @@ def _train(loaded: Loaded, prepared: Prepared, folder: Path, trackers: Mapping[s
         for line in display.summary_lines(outcome, prepared):
             display.say(line)
     return outcome.exit_code
+
+
+def _done_before(files: RunFiles, resume: Resume | None) -> list[Mapping[str, Any]]:
+    """The metrics of the steps that were done in earlier lives; the last line may still wait for its evaluation."""
+    owed = resume.state.owed if resume else None
+    return [*files.records, *([owed] if owed else [])]
 
 
 def _opened(

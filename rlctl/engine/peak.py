@@ -32,7 +32,8 @@ def device_peak(device: torch.device, dtype: torch.dtype) -> tuple[float | None,
         return peak, f"data sheet of {gpu}, dense bfloat16" if peak else f"no data-sheet peak for {gpu}"
     if device.type != "cpu":
         return None, f"no peak for {device.type} devices"
-    return _best_cpu_peak(dtype), f"measured {SIZE}x{SIZE} product, {name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return _best_cpu_peak(dtype), f"measured {SIZE}x{SIZE} product, {name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _best_cpu_peak(dtype: torch.dtype) -> float:

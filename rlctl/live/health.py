@@ -18,9 +18,10 @@ def signal_lines(metrics: Metrics, width: int, height: int, *, glyphs: Glyphs) -
     shares = [(kind, finite(metrics.get(f"reward/solved_{kind}"))) for kind in ("none", "some", "all")]
     flat = finite(metrics.get("reward/frac_zero_signal"))
     colours = {"none": "red", "some": "green", "all": "blue"}
-    parts: list[Part] = ["groups solved by"]
-    parts += [(f"{kind} {_percent(share)}", colours[kind]) for kind, share in shares]
-    parts.append((f"signal {_percent(None if flat is None else 1 - flat)}", "bold"))
+    # Each part is understood without the others, since a narrow terminal shows only the first.
+    parts: list[Part] = [(f"signal {_percent(None if flat is None else 1 - flat)}", "bold")]
+    words = {"none": "groups: none solved", "some": "some", "all": "all"}
+    parts += [(f"{words[kind]} {_percent(share)}", colours[kind]) for kind, share in shares]
     return folded(parts, width, most=height, ellipsis=glyphs.cut)
 
 

@@ -24,9 +24,11 @@ def progress_lines(state: State, width: int, height: int, *, glyphs: Glyphs, now
     times = _times(state, now=now)
     if len(count) + len(times) + 7 > width:
         times = times.rpartition(", ")[2]
+    if len(count) + len(times) + 7 > width:
+        times = ""
     room = width - len(count) - len(times) - 11
     bar = _bar(share, min(room, 60), glyphs)
-    first = line((count, "bold"), *bar, f" {100 * share:.0f} %  ", (times, ""))
+    first = line((count, "bold"), *bar, f" {100 * share:.0f} %", f"  {times}" if times else "")
     lines = [cut(first, width, ellipsis=glyphs.cut)]
     doing = activity(state, now=now)
     return [*lines, cut(line((doing, DIM)), width, ellipsis=glyphs.cut)][:height]

@@ -7,6 +7,7 @@ a run, only ticks, so that nothing in it has to be escaped.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlctl.errors import BackendUnavailable, ConfigError
 from rlctl.runs.charts import Bar, Drawn, Point
 from rlctl.runs.printable import printable
-from rlctl.runs.series import MOST_POINTS, Series, thinned
+from rlctl.runs.series import MOST_POINTS, Series, thinned, unbroken
 
 if TYPE_CHECKING:  # matplotlib is an extra, loaded by those who draw
     from matplotlib.axes import Axes
@@ -37,6 +38,9 @@ PHASE_COLOURS = {
     "evaluate": 6,
 }  # fmt: skip
 
+
+FEW_POINTS = 30
+"""A curve of fewer has a mark at each."""
 
 MOST_PANELS = 30
 """Panels of a PNG, of 300 pixels each."""
@@ -92,8 +96,20 @@ def _curve(axes: Axes, one: Series, *, colour: str, label: str | None = None, wi
     few = thinned(one)
     if few.thinned:
         axes.fill_between(few.steps, few.low, few.high, color=colour, alpha=0.2, linewidth=0)
-    marker = "o" if len(few.steps) < 30 else None
-    axes.plot(few.steps, few.values, color=colour, linewidth=width, marker=marker, markersize=2.5, label=label)
+    parts = unbroken(few.steps)
+    steps, values = [float(step) for step in few.steps], list(few.values)
+    for part in reversed(parts[1:]):  # a value that is none breaks the line
+        steps.insert(part.start, math.nan)
+        values.insert(part.start, math.nan)
+    axes.plot(
+        steps, values, color=colour, linewidth=width, marker="o", markersize=2.5, label=label,
+        markevery=None if len(few.steps) < FEW_POINTS else alone(parts),
+    )  # fmt: skip
+
+
+def alone(parts: Sequence[range]) -> list[int]:
+    """Where the points lie that have no neighbour on either side, among all points and the breaks between parts."""
+    return [part.start + breaks for breaks, part in enumerate(parts) if len(part) == 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +209,10 @@ def _step_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    first, last = axes.get_xlim()
+    if last - first < 1:  # of one step, with fractions of it beside
+        middle = (first + last) / 2
+        axes.set_xlim(middle - 1, middle + 1)
 
 
 def _plot(figure: Figure, *, key: str) -> Plot:

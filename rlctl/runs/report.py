@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlctl import __version__
+from rlctl.diagnosis import FEWEST_STEPS
 from rlctl.runfiles import STEP
 from rlctl.runs import charts, figures, summary
 from rlctl.runs.charts import Drawn
@@ -113,7 +114,8 @@ def page(run: Run) -> str:
         version=__version__,
         state=run.state.kind,
         why=printable(run.state.why, one_line=True),
-        begun=bool(run.steps),
+        steps=len(run.steps),
+        fewest_steps=FEWEST_STEPS,
         facts=summary.facts(run),
         tiles=_tiles(run),
         findings=[(one.text, one.cure) for one in summary.findings(run)],

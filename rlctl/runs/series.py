@@ -70,6 +70,14 @@ def _choices(known: Sequence[str]) -> str:
     return f"globs are taken too: {', '.join(groups)}; docs/metrics.md has the names."
 
 
+def unbroken(steps: Sequence[int]) -> list[range]:
+    """The places of the steps, in parts between which some are missing: steps further apart than is usual for them."""
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    usual = sorted(gaps)[(len(gaps) - 1) // 2] if gaps else 1
+    ends = [place + 1 for place, gap in enumerate(gaps) if gap > 1.5 * usual]
+    return [range(first, last) for first, last in pairwise([0, *ends, len(steps)])]
+
+
 def thinned(one: Series, *, most: int = MOST_POINTS) -> Series:
     """At most that many points, each the mean of as many neighbouring steps, with their lowest and highest value."""
     count = len(one.steps)

@@ -138,6 +138,8 @@ def test_progress_says_what_is_going_on() -> None:
     assert second == "step 13: sample, 2 s (32 x 8 completions)"
     [narrow, _] = plain(progress_lines(state(12), 39, 2, glyphs=UNICODE, now=20.0))
     assert narrow == "step 12/40 30 %  about 27 s left"
+    [narrowest] = plain(progress_lines(state(12), 19, 1, glyphs=UNICODE, now=20.0))
+    assert narrowest == "step 12/40 30 %"
 
 
 def test_an_evaluation_is_told_from_a_step() -> None:
@@ -152,7 +154,7 @@ def test_an_evaluation_is_told_from_a_step() -> None:
 
 def test_the_signal_line_has_the_shares_of_groups() -> None:
     [text] = plain(signal_lines(metrics(1), 79, 1, glyphs=UNICODE))
-    assert text == "groups solved by  none 10 %  some 60 %  all 30 %  signal 60 %"
+    assert text == "signal 60 %  groups: none solved 10 %  some 60 %  all 30 %"
 
 
 def test_the_speed_line_has_units_and_says_what_is_unknown() -> None:

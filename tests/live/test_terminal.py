@@ -44,7 +44,7 @@ def whole(text: str) -> str:
 def test_a_run_is_drawn_resized_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     with Terminal(command(tmp_path, steps=400), columns=100, lines=40, environ=environ()) as terminal:
         terminal.until(lambda: progress_of(terminal) >= 3, within_s=120)
-        blocks = ("grad norm", "entropy", "update", "tok/s", "groups solved by", "completion of step")
+        blocks = ("grad norm", "entropy", "update", "tok/s", "groups: none solved", "completion of step")
         terminal.until(lambda: all(words in terminal.text() for words in blocks), within_s=20)
         for columns, lines in [(60, 30), (44, 12), (120, 20), (160, 45), (80, 24)]:
             terminal.resize(columns, lines)
@@ -94,7 +94,7 @@ def test_a_terminal_without_colour_and_unicode_gets_the_view_without(tmp_path: P
     wanted = environ(NO_COLOR="1", PYTHONIOENCODING="ascii")
     with Terminal(command(tmp_path, steps=2), columns=80, lines=24, environ=wanted) as terminal:
         assert terminal.until_end(within_s=120) == 0
-        assert "groups solved by" in terminal.text()
+        assert "groups: none solved" in terminal.text()
     received = terminal.received.decode("utf-8")
     assert received.isascii()
     assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;|4[0-7])[0-9;]*m", received)

@@ -39,7 +39,7 @@ def test_everything_that_is_asked_for_is_there_at_80_columns_and_at_160() -> Non
         "step 12/40", "so far, about", "step 13: sample", "grad norm", "score ", "reward ", "length ",
         "entropy ", "KL ", "clip frac", "mismatch", "sample 0.60 s 60 %", "score 0.10 s 10 %",
         "update 0.20 s 20 %", "sync 0.05 s 5 %",
-        "20,123 tok/s", "MFU 12.3 %", "memory 1.2 GiB", "none 10 %  some 60 %  all 30 %", "no sign of trouble",
+        "20,123 tok/s", "MFU 12.3 %", "memory 1.2 GiB", "none solved 10 %  some 60 %  all 30 %", "no sign of trouble",
         "completion of step 12: reward 1", "> 3 + 4", "#### 7",
     ]  # fmt: skip
     for size in [(79, 23), (159, 44)]:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.runs import charts, report
+from rlctl.runs import charts, figures, report
 from rlctl.runs.reading import read_run
-from rlctl.runs.series import series, thinned
+from rlctl.runs.series import series, thinned, unbroken
 from tests.runs_command.folders import sample, step, write_lines, write_run
 
 HOSTILE = (
@@ -149,6 +149,10 @@ def test_runs_of_one_step_or_none_have_a_page(tmp_path: Path, records: list[dict
     page = page_of(write_run(tmp_path / "a", records))
     assert ("No step is done yet" in page.text) == (records == [])
     assert "has kept no completions" in page.text
+    assert "Nothing in the metrics" not in page.text
+    assert ("What looks wrong is told after 3 steps" in page.text) == (records == [metrics(1)])
+    axes = [json.loads(a["data-points"] or "")["axes"] for _, a in page.elements if "data-points" in a]
+    assert all(last - first >= 1 for _, _, first, last in axes)
 
 
 def test_a_damaged_folder_has_a_page_that_says_so(tmp_path: Path) -> None:
@@ -242,3 +246,28 @@ def test_thinning_keeps_the_mean_the_extremes_and_the_last_step() -> None:
     few = thinned(series(records, "a"), most=100)
     assert (len(few.steps), few.steps[-1], max(few.high), sum(few.values)) == (100, 1000, 1.0, pytest.approx(0.1))
     assert thinned(series(records[:100], "a"), most=100) == series(records[:100], "a")
+
+
+@pytest.mark.parametrize(
+    ("steps", "parts"),
+    [
+        ([1, 2, 3, 5, 6, 9], [range(3), range(3, 5), range(5, 6)]),
+        ([10, 20, 30, 37], [range(4)]),  # an evaluation each ten steps, and at the end
+        ([10, 20, 40, 50], [range(2), range(2, 4)]),
+        ([7], [range(1)]),
+        ([], [range(0)]),
+    ],
+)
+def test_a_curve_breaks_where_steps_have_no_value(steps: list[int], parts: list[range]) -> None:
+    assert unbroken(steps) == parts
+
+
+@pytest.mark.parametrize("gone", [(), (3,), (3, 5), tuple(range(3, 60))])
+def test_a_step_without_a_value_is_not_drawn_over(tmp_path: Path, gone: tuple[int, ...]) -> None:
+    """A line of an SVG begins anew (M) behind each break."""
+    records = [step(n, a=None if n in gone else float(n)) for n in range(1, 61)]
+    drawn = charts.Drawn(charts.Chart("a", ("a",)), (series(records, "a"),))
+    svg = figures.chart_plot(drawn, key="k").svg
+    (line,) = re.findall(r'<path d="(M[^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--c0\)', svg)
+    assert line.count("M") == 1 + {0: 0, 1: 1, 2: 2}.get(len(gone), 1)
+    assert ("<use " in svg.partition(line)[2].partition("patch_")[0]) == (len(gone) > 1)
