@@ -70,7 +70,12 @@ def _both_ends(rows: list[Text], count: int, glyphs: Glyphs) -> list[Text]:
     """All rows, or the first and, as the answer mostly stands there, the last ones."""
     if len(rows) <= count:
         return rows
+    if count <= 0:
+        return []
     if count < 3:
-        return rows[-count:] if count > 0 else []
+        return [
+            Text.assemble((f"{glyphs.cut} ", DIM), rows[-count], end="", no_wrap=True),
+            *rows[len(rows) - count + 1 :],
+        ]
     head = (count - 1) // 2
     return [*rows[:head], line((glyphs.cut, DIM)), *rows[-(count - 1 - head) :]]

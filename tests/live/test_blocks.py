@@ -242,3 +242,10 @@ def test_what_an_environment_answered_is_told_from_what_the_policy_wrote() -> No
     assert [str(span.style) for span in rows[3].spans] == [DIM]
     many = replace(played, episode=Episode(parts * 5000, "turns", 10_000))
     assert len(sample_lines(many, 40, 10, glyphs=ASCII, step=3)) == 10
+
+
+@pytest.mark.parametrize("height", [3, 4])
+def test_a_completion_of_which_only_the_end_fits_is_marked_as_cut(height: int) -> None:
+    rows = plain(sample_lines(rollout("one\ntwo\nthree\n#### 4"), 79, height, glyphs=UNICODE, step=3))
+    assert rows[-1] == ("… #### 4" if height == 3 else "#### 4")
+    assert rows[2] == ("… #### 4" if height == 3 else "… three")
