@@ -10,7 +10,8 @@ Either may be a coroutine. What an environment may say of itself, as attributes 
     roles = ("user",)               roles of the messages that it answers with; () where it answers with text alone
     tools = [...]                   JSON schemas of tools, for chat templates that list them
     runs = "thread"                 "inline" for calls that take microseconds and cannot hang
-    finish(state, ending)           when a rollout is over: a last reward, what a rubric gives say, or a Step with one
+    finish(state, ending)           once for each state, however its rollout ended: frees what it holds, and gives a
+                                    last reward, what a rubric gives say, or a Step with one
     serves(sources)                 before the run: (data.source, data.options) of every table; may set the above
     close()                         at the end of the run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,10 @@ class EpisodeState:
         self.between, self.bounds = between, bounds
         self.problem, self.prompt, self.sample, self.max_tokens = problem, prompt, sample, max_tokens
         self.state: Any = None
+        self.held = False
+        """Whether `reset` made a state that `finish` is not through with."""
+        self.finishing: asyncio.Task[Any] | None = None
+        """The one call of `finish`."""
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.written: list[bool] = []
@@ -71,7 +76,7 @@ class EpisodeState:
             self.fail(given)
             return
         start = given if isinstance(given, Start) else Start(given)
-        self.state = start.state
+        self.state, self.held = start.state, True
         if start.messages and (not _are_messages(start.messages) or start.messages[-1][0] != "user"):
             self.fail(nonsense("reset", "messages that are not pairs of role and text, the last of them a user's"))
         elif start.messages:
@@ -87,6 +92,7 @@ class EpisodeState:
             most = self.bounds.max_prompt_length
             text = f"reset gave messages of {len(ids)} tokens, data.max_prompt_length is {most}"
             self.fail(Failure("exception", text))
+            return
         self.prompt = replace(self.prompt, token_ids=ids)
 
     @property
@@ -207,7 +213,9 @@ class EpisodeState:
             self.reward = (self.reward or 0.0) + float(reward)
 
     def finish(self, given: Any) -> None:
-        """Take what `finish` gave: a last reward, a Step with one and counts, or None."""
+        """Take what `finish` gave: a last reward, a Step with one and counts, or None. Nothing where it has failed."""
+        if self.failure is not None:
+            return
         if isinstance(given, Failure):
             self.fail(given)
         elif isinstance(given, Step):

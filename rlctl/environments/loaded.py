@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,22 +37,40 @@ class LoadedEnvironment:
     inline: bool
     finishes: bool
 
-    async def call(self, method: str, *arguments: object) -> Any:
-        """What the method gives, or a Failure: it raised, or gave nothing in time."""
+    async def call(self, method: str, *arguments: object, unclaimed: Callable[[Any], None] = lambda value: None) -> Any:
+        """What the method gives, or a Failure: it raised, or gave nothing in time.
+
+        `unclaimed` is called with what a method that is no coroutine gives when nobody waits for it any more.
+        """
         function = getattr(self.environment, method)
         if self.inline:
             return await _guarded(f"{method} raised", lambda: _at_once(function, arguments))
+        name = f"environment {self.name}"
         task = asyncio.ensure_future(
-            _guarded(f"{method} raised", lambda: _elsewhere(f"environment {self.name}", function, arguments))
+            _guarded(f"{method} raised", lambda: _elsewhere(name, function, arguments, unclaimed=unclaimed))
         )
         try:
             # Not wait_for: it would wait for a coroutine that swallows its cancellation.
             done, _ = await asyncio.wait({task}, timeout=self.timeout_s)
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                unclaimed(task.result())
+            raise
         finally:
             task.cancel()
         if not done:
             return Failure("timeout", f"{method} gave nothing within {self.timeout_s:g} s")
         return task.result()
+
+    def free(self, state: Any, ending: str) -> None:
+        """Let it finish a rollout that is over for everybody else, in a thread of its own."""
+        if self.finishes:
+            finishing = threading.Thread(
+                target=lambda: asyncio.run(self.call("finish", state, ending)),
+                name=f"environment {self.name}, finish",
+                daemon=True,
+            )
+            finishing.start()
 
     def close(self) -> None:
         """Let it close. Raises RewardError when it fails at that. Needs a thread without an event loop."""
@@ -84,11 +103,17 @@ async def _at_once(function: Callable[..., Any], arguments: tuple[object, ...]) 
     return function(*arguments)
 
 
-async def _elsewhere(name: str, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
-    if style(function) in ("async", "returns awaitable"):
-        return await on_reward_loop(lambda: function(*arguments))
-    value = await in_thread(name, lambda: function(*arguments))
-    return await on_reward_loop(lambda: value) if inspect.isawaitable(value) else value
+async def _elsewhere(
+    name: str, function: Callable[..., Any], arguments: tuple[object, ...], *, unclaimed: Callable[[Any], None]
+) -> Any:
+    try:
+        if style(function) in ("async", "returns awaitable"):
+            return await on_reward_loop(lambda: function(*arguments))
+        value = await in_thread(name, lambda: function(*arguments), unclaimed=unclaimed)
+        return await on_reward_loop(lambda: value) if inspect.isawaitable(value) else value
+    except KeyboardInterrupt as error:
+        # Ctrl-C reaches the main thread alone: this one was raised by what a tool runs, the policy's own code say.
+        raise RuntimeError(f"KeyboardInterrupt {error}".rstrip()).with_traceback(error.__traceback__) from None
 
 
 def loaded(name: str, environment: Any, *, timeout_s: float) -> LoadedEnvironment:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rlctl.environments.base import Start
 from rlctl.environments.between import Between
 from rlctl.environments.episode import Bounds, EpisodeState, Played
 from rlctl.environments.loaded import LoadedEnvironment
@@ -24,6 +25,13 @@ from rlctl.types import Completion, Problem, Prompt, Sampling
 
 MAX_RUNNING_CALLS = 64
 """Calls of an environment in flight, as of rewards: enough to hide a tool's latency."""
+
+LONGEST_FREEING_S = 5.0
+"""Most seconds that the environment has for finishing the rollouts of a batch that is given up; a run that was asked to
+end has still to save."""
+
+ABANDONED = "abandoned"
+"""The ending, for `finish`, of a rollout that goes no further since its batch does not."""
 
 Generate = Callable[[Sequence[Prompt], int, Sampling], Awaitable[list[list[Completion]]]]
 """(prompts, n, sampling) -> [P][n]"""
@@ -55,14 +63,18 @@ async def play(
     groups = [[_state(player, problem, prompt, i, sampling) for i in range(n)] for problem, prompt in problems]
     states = [state for group in groups for state in group]
     calls = _Calls(player.environment, watch)
-    await calls.all(calls.reset, states)
-    number = 0
-    while any(state.ending is None for state in states):
-        number += 1
-        async with watch("gen"):
-            await (_first(groups, sampling, generate) if number == 1 else _later(states, sampling, generate, number))
-        await calls.all(calls.step, [state for state in states if state.ending is None and state.wants_answer])
-    await calls.all(calls.finish, states)
+    try:
+        await calls.all(calls.reset, states)
+        number = 0
+        while any(state.ending is None for state in states):
+            number += 1
+            async with watch("gen"):
+                first = number == 1
+                await (_first(groups, sampling, generate) if first else _later(states, sampling, generate, number))
+            await calls.all(calls.step, [state for state in states if state.ending is None and state.wants_answer])
+        await calls.all(calls.finish, states)
+    finally:
+        await calls.free(states)
     _must_not_all_fail(player.environment.name, states)
     return [[state.played() for state in group] for group in groups]
 
@@ -130,15 +142,39 @@ class _Calls:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def free(self, states: Sequence[EpisodeState]) -> None:
+        """Finish those that an error, or the end of the run, has left in their midst, as far as that is done soon."""
+        held = [state for state in states if state.held and self.environment.finishes]
+        if not held:
+            return
+        freeing = asyncio.ensure_future(self.all(self.finish, held))
+        try:
+            await asyncio.wait({freeing}, timeout=min(self.environment.timeout_s, LONGEST_FREEING_S))
+        finally:
+            tasks = [freeing, *(state.finishing for state in held if state.finishing is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def reset(self, state: EpisodeState) -> None:
-        state.begin(await self.environment.call("reset", state.problem))
+        def free(given: object) -> None:
+            if not isinstance(given, Failure):
+                made = given.state if isinstance(given, Start) else given
+                self.environment.free(made, state.ending or ABANDONED)
+
+        state.begin(await self.environment.call("reset", state.problem, unclaimed=free))
 
     async def step(self, state: EpisodeState) -> None:
         state.answer(await self.environment.call("step", state.state, state.action()))
 
     async def finish(self, state: EpisodeState) -> None:
-        if self.environment.finishes and state.failure is None:
-            state.finish(await self.environment.call("finish", state.state, state.ending))
+        if self.environment.finishes and state.held:
+            if state.finishing is None:
+                call = self.environment.call("finish", state.state, state.ending or ABANDONED)
+                state.finishing = asyncio.ensure_future(call)
+            # Shielded: what is being freed goes on being freed when the batch is given up meanwhile.
+            state.finish(await asyncio.shield(state.finishing))
+            state.held = False
         if self.environment.grades and state.failure is None and state.reward is None:
             state.fail(Failure("exception", "neither step nor finish gave a reward, though it grades"))
 

@@ -80,11 +80,13 @@ class VerifiersEnvironment:
         playing.prompt = messages
         return replace(step, messages=_plain(messages[known:]))
 
-    async def finish(self, playing: Playing, ending: str) -> Step:
-        """Clean up, and let the rubric say what the whole rollout is worth."""
+    async def finish(self, playing: Playing, ending: str) -> Step | None:
+        """Clean up, and let the rubric say what the whole rollout is worth, unless it has come to no end."""
         environment, state = playing.environment, playing.state
         state["is_completed"] = True
         await environment.cleanup(state)
+        if ending in ("failed", "abandoned"):
+            return None
         if state.get("error") is not None:
             raise state["error"]
         await environment.rubric.score_rollout(state)

@@ -59,8 +59,13 @@ _Answer = tuple[object, BaseException | None]
 _stuck: set[threading.Thread] = set()
 
 
-async def in_thread(name: str, work: Callable[[], object]) -> object:
-    """What `work` gives, in a thread of that name; when cancelled, it is counted as stuck for as long as it runs."""
+async def in_thread(
+    name: str, work: Callable[[], object], *, unclaimed: Callable[[object], None] = lambda value: None
+) -> object:
+    """What `work` gives, in a thread of that name; when cancelled, it is counted as stuck for as long as it runs.
+
+    `unclaimed` is called, on this loop, with what it gives when nobody waits for it any more.
+    """
     _refuse_too_many_stuck(name)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[_Answer] = loop.create_future()
@@ -69,7 +74,7 @@ async def in_thread(name: str, work: Callable[[], object]) -> object:
         outcome = _run(work)
         # A closed loop raises: nobody waits for the answer any more.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver, answer, outcome)
+            loop.call_soon_threadsafe(_deliver, answer, outcome, unclaimed)
 
     thread = threading.Thread(target=do, name=name, daemon=True)
     thread.start()
@@ -77,6 +82,8 @@ async def in_thread(name: str, work: Callable[[], object]) -> object:
         value, error = await answer
     except asyncio.CancelledError:
         _stuck.add(thread)
+        if answer.done() and not answer.cancelled():
+            _give_away(answer.result(), unclaimed)
         raise
     if error is not None:
         raise error
@@ -91,9 +98,17 @@ def _run(work: Callable[[], object]) -> _Answer:
         return None, error
 
 
-def _deliver(answer: asyncio.Future[_Answer], outcome: _Answer) -> None:
-    if not answer.done():
+def _deliver(answer: asyncio.Future[_Answer], outcome: _Answer, unclaimed: Callable[[object], None]) -> None:
+    if answer.done():
+        _give_away(outcome, unclaimed)
+    else:
         answer.set_result(outcome)
+
+
+def _give_away(outcome: _Answer, unclaimed: Callable[[object], None]) -> None:
+    value, error = outcome
+    if error is None:
+        unclaimed(value)
 
 
 def _refuse_too_many_stuck(name: str) -> None:

@@ -66,6 +66,8 @@ class Faulty(Echo):
             raise ZeroDivisionError("boom")
         if self.how == "exits":
             raise SystemExit(3)
+        if self.how == "interrupts":
+            raise KeyboardInterrupt
         if self.how == "hangs":
             self.release.wait(20)
         answers: dict[str, Any] = {

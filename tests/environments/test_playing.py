@@ -65,27 +65,21 @@ def player(environment: Any, **bounds: Any) -> Player:
     return Player(own, between, replace(Bounds(16, None, 2000, 200), **bounds))
 
 
-def groups(
-    environment: Any,
-    backend: Any,
-    *,
-    n: int = 1,
-    tokens: int = 300,
-    problems: Sequence[Problem] = PROBLEMS[:1],
-    **more: Any,
-) -> Groups:
-    one = player(environment, **more)
-
+def sampler_of(environment: Any, backend: Any, *, n: int = 1, tokens: int = 300, **more: Any) -> Sampler:
     async def scored(items: Sequence[tuple[Problem, str]]) -> list[Scored]:
         return [Scored(p.extra["episode"]["reward"], {"game": 1.0}) for p, _ in items]
 
-    sampler = Sampler(
-        backend, TOKENIZER, scored, n=n, sampling=defaults.sampling(max_new_tokens=tokens), seed=7, player=one
-    )
+    sampling = defaults.sampling(max_new_tokens=tokens)
+    return Sampler(backend, TOKENIZER, scored, n=n, sampling=sampling, seed=7, player=player(environment, **more))
+
+
+def groups(environment: Any, backend: Any, *, problems: Sequence[Problem] = PROBLEMS[:1], **more: Any) -> Groups:
+    sampler = sampler_of(environment, backend, **more)
+    assert sampler.player is not None
     try:
         return asyncio.run(sampler.groups(problems, 1))
     finally:
-        one.environment.close()
+        sampler.player.environment.close()
 
 
 def only(found: Groups) -> Rollout:
@@ -261,6 +255,7 @@ def test_a_long_answer_is_cut_and_says_so() -> None:
         ("reset", "exception", r"reset raised LookupError: no such level \(games\.py, line \d+\)"),
         ("raises", "exception", r"step raised ZeroDivisionError: boom \(games\.py, line \d+\)"),
         ("exits", "exception", r"step raised SystemExit: 3"),
+        ("interrupts", "exception", r"step raised RuntimeError: KeyboardInterrupt \(games\.py, line \d+\)"),
         ("hangs", "timeout", r"step gave nothing within 0\.2 s"),
         ("none", "exception", r"step gave a NoneType, not a Step"),
         ("nan", "exception", r"step gave nan for a reward"),
