@@ -261,6 +261,8 @@ class _Run:
         metrics = report.evaluation_metrics(groups, task=self.task, seconds=time.perf_counter() - start)
         self.outcome.evaluations.append((step, metrics))
         self.reporter.evaluation(step, metrics)
+        for trouble in report.without_reward(rollout for group in groups for rollout in group):
+            self.reporter.note(f"evaluation of step {step}: {trouble}")
         return metrics
 
     def _may_give_up(self, begun: int) -> bool:

@@ -114,14 +114,22 @@ def failures_by_kind(rollouts: Iterable[Rollout]) -> dict[str, int]:
 
 def troubles(report: StepReport) -> list[str]:
     """What a person should be told of a step beside its metrics, a line each."""
-    lines = []
-    failed = [rollout for rollout in report.rollouts if rollout.reward is None]
-    if failed:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in failures_by_kind(failed).items() if n)
-        lines.append(f"{len(failed)} completions have no reward and are left out ({kinds}): {failed[0].note}")
+    lines = without_reward(report.rollouts)
     if len(report.groups) > 1 and all(len({r.text for r in group}) == 1 for group in report.groups):
         lines.append("the completions of each prompt are all the same text")
     return lines
+
+
+def without_reward(rollouts: Iterable[Rollout]) -> list[str]:
+    """How many completions count for nothing, of which kind, and the first reason; no line where none does."""
+    failed = [rollout for rollout in rollouts if rollout.reward is None]
+    if not failed:
+        return []
+    kinds = ", ".join(f"{n} {kind}" for kind, n in failures_by_kind(failed).items() if n)
+    many = (
+        "1 completion has no reward and is" if len(failed) == 1 else f"{len(failed)} completions have no reward and are"
+    )
+    return [f"{many} left out ({kinds}): {failed[0].note}"]
 
 
 def _share_solved(group: Sequence[Rollout], task: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -129,9 +130,13 @@ def test_weights_that_are_not_finite_are_never_saved(tiny_llama: Path, data: Pat
 
 def test_failed_rewards_are_left_out_counted_and_told(tiny_llama: Path, data: Path, tmp_path: Path) -> None:
     recorder = Recorder()
-    outcome, _ = run(prepared(tiny_llama, data, reward="failing_reward"), tmp_path / "run", recorder)
+    ready = prepared(tiny_llama, data, "eval.temperature=1", "eval.n=64", reward="failing_reward")
+    outcome, _ = run(ready, tmp_path / "run", recorder)
     assert outcome.metrics[0]["reward/failed"] > 0
-    assert any("cannot judge this" in note for note in recorder.notes)
+    assert any(note.startswith("step 1: ") and "cannot judge this" in note for note in recorder.notes)
+    told = [note for note in recorder.notes if note.startswith("evaluation of step 0: ")]
+    assert len(told) == 1
+    assert re.search(r"\d+ completions? .* left out \(\d+ exception\): .*cannot judge this", told[0])
 
 
 def test_a_reward_that_breaks_its_contract_stops_the_run_before_an_update(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlctl.environments.base import Message
@@ -45,6 +45,8 @@ class Between:
     """Every token with which a text can come to end in one of `stop`."""
     special: re.Pattern[str] | None = None
     """The texts that the tokenizer reads as special tokens."""
+    obstacles: dict[str, str] = field(default_factory=dict)
+    """For roles that the template was tried with, why it cannot go on with one; "" where it can."""
 
     def at_stop(self, text: str) -> bool:
         return bool(self.stop) and text.endswith(self.stop)
@@ -79,11 +81,20 @@ class Between:
     def message_ids(self, messages: Sequence[Message], *, last: int) -> list[int]:
         """The ids of messages that follow on a turn of the policy whose last token is `last`, up to where its next
         turn begins. Raises ValueError when the template cannot write them."""
+        for role, _ in messages:
+            self._must_go_on(role)
         given = [(role, self._harmless(text)) for role, text in messages]
         tokenizer = self.tokenizer.tokenizer
         ids = _ids(tokenizer, _tail(tokenizer, given, says=_what_it_says(tokenizer)[0]))
         drawn = bool(ids) and ids[0] == last and last in self.end_token_ids
         return ids[1:] if drawn else ids
+
+    def _must_go_on(self, role: str) -> None:
+        """Raises ValueError for a role that the environment did not speak of, if the template cannot go on with it."""
+        if role not in self.obstacles:
+            self.obstacles[role] = _obstacle(self.tokenizer.tokenizer, role)
+        if self.obstacles[role]:
+            raise ValueError(self.obstacles[role])
 
     def _harmless(self, text: str) -> str:
         """The text with a space inside whatever would be read as a special token: a tool must not end the turn."""
@@ -105,10 +116,12 @@ def between_of(
             f"the environment answers in messages ({', '.join(roles)}), and data.prompt_format is text.",
             hint="take data.prompt_format = chat, or an environment that answers with text alone (roles = ()).",
         )
-    for role in roles:
-        _must_go_on(tokenizer.tokenizer, role)
+    obstacles = {role: _obstacle(tokenizer.tokenizer, role) for role in roles}
+    if told := next(filter(None, obstacles.values()), ""):
+        hint = "model.chat_template names another template; environments say in `roles` what they answer as."
+        raise ConfigError(f"{told}.", hint=hint)
     stop_token_ids = stop_tokens(tokenizer.tokenizer, stop) if stop else ()
-    return Between(tokenizer, end_token_ids, stop, stop_token_ids, _special(tokenizer.tokenizer))
+    return Between(tokenizer, end_token_ids, stop, stop_token_ids, _special(tokenizer.tokenizer), obstacles)
 
 
 def _special(tokenizer: Any) -> re.Pattern[str] | None:
@@ -118,16 +131,17 @@ def _special(tokenizer: Any) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _must_go_on(tokenizer: Any, role: str) -> None:
-    hint = "model.chat_template names another template; environments say in `roles` what they answer as."
+def _obstacle(tokenizer: Any, role: str) -> str:
+    """Why the conversation cannot go on with a message of that role, in words; "" when it can."""
+    if role == "assistant":
+        return "messages of role 'assistant' are the policy's own"
     answer = "Bandersnatch"
     try:
         tails = [_tail(tokenizer, [(role, answer)], says=says) for says in _what_it_says(tokenizer)]
     except ValueError as error:
-        told = f"the chat template cannot go on with a message of role {role!r}: {error}."
-        raise ConfigError(told, hint=hint) from error
-    if not all(answer in tail for tail in tails):
-        raise ConfigError(f"the chat template leaves out messages of role {role!r}.", hint=hint)
+        return f"the chat template cannot go on with a message of role {role!r}: {error}"
+    left_out = not all(answer in tail for tail in tails)
+    return f"the chat template leaves out messages of role {role!r}" if left_out else ""
 
 
 def _what_it_says(tokenizer: Any) -> list[str]:

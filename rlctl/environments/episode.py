@@ -143,8 +143,8 @@ class EpisodeState:
             self._go_on(given)
 
     def _count(self, step: Step) -> None:
-        self.tool_calls += step.tool_calls
-        self.tool_errors += step.tool_errors
+        self.tool_calls += int(step.tool_calls)
+        self.tool_errors += int(step.tool_errors)
         self._add_reward(step.reward)
         for name, value in step.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
@@ -284,7 +284,7 @@ def _complaint(given: Any, *, ended: bool) -> str:
         return f"{answers[0]} to go on behind a message that the policy has ended; messages can follow it"
     if given.reward is not None and not _is_reward(given.reward):
         return f"{given.reward!r:.80} for a reward"
-    if not all(isinstance(n, int) and n >= 0 for n in (given.tool_calls, given.tool_errors)):
+    if not all(isinstance(n, numbers.Integral) and n >= 0 for n in (given.tool_calls, given.tool_errors)):
         return f"{given.tool_calls!r:.40} and {given.tool_errors!r:.40} for its calls of tools and their errors"
     if not isinstance(given.metrics, Mapping) or not all(_is_finite(value) for value in given.metrics.values()):
         return "metrics that are no numbers by name"

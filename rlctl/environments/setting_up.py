@@ -54,7 +54,10 @@ class OfEpisode:
 
     def __call__(self, problem: Problem, completion: str) -> RewardResult:
         episode = problem.extra["episode"]
-        return RewardResult(float(episode["reward"]), note=f"{episode['num_turns']} turns, {episode['ending']}")
+        turns = episode["num_turns"]
+        return RewardResult(
+            float(episode["reward"]), note=f"{turns} turn{'' if turns == 1 else 's'}, {episode['ending']}"
+        )
 
 
 def with_environment(rewards: RewardSet, player: Player | None, *, own_grader: bool) -> tuple[RewardSet, list[str]]:

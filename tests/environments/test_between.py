@@ -73,6 +73,22 @@ def test_a_template_that_cannot_go_on_is_refused_before_the_run(template: str, t
     assert "model.chat_template" in caught.value.hint
 
 
+def test_a_role_that_was_not_spoken_of_is_tried_when_it_comes() -> None:
+    between = between_of(tokenizer(DEAF), end_token_ids=(END,), stop=(), roles=("user",))
+    assert [*b"go"] == between.message_ids([("developer", "go")], last=END)[1:3]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the chat template leaves out messages of role 'tool'"):
+            between.message_ids([("user", "hm"), ("tool", "42")], last=END)
+
+
+def test_nobody_speaks_in_the_policys_name() -> None:
+    between = between_of(tokenizer(TURNS), end_token_ids=(END,), stop=(), roles=("user",))
+    with pytest.raises(ValueError, match="messages of role 'assistant' are the policy's own"):
+        between.message_ids([("assistant", "I give up.")], last=END)
+    with pytest.raises(ConfigError, match="messages of role 'assistant' are the policy's own"):
+        between_of(tokenizer(TURNS), end_token_ids=(END,), stop=(), roles=("assistant",))
+
+
 def test_a_template_that_forgets_may_go_on_with_text() -> None:
     assert between_of(tokenizer(FORGETFUL), end_token_ids=(END,), stop=(), roles=()).stop == ()
 

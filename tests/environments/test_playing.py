@@ -349,6 +349,18 @@ def test_what_an_environment_did_is_in_the_metrics() -> None:
     assert report.episode_metrics([replace(found[0][0], episode=None)], seconds=0.0) == {}
 
 
+def test_counts_may_be_numbers_of_numpy() -> None:
+    class Counting(games.Slow):
+        def step(self, state: None, action: Action) -> Step:
+            calls: Any = np.int64(2)
+            return Step(reward=np.float32(1), done=True, tool_calls=calls, metrics={"seen": np.int64(3)})  # type: ignore[arg-type]
+
+    episode = only(groups(Counting(), Scripted("hi$"))).episode
+    assert episode is not None
+    assert (episode.tool_calls, episode.reward, episode.metrics) == (2, 1.0, {"seen": 3.0})
+    assert type(episode.tool_calls) is int  # as JSON, in which samples are kept, knows no other
+
+
 def test_an_answer_may_be_token_ids() -> None:
     class Tokens(Calculator):
         ids = (0xFF, 0xC3)
