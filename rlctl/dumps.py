@@ -73,7 +73,7 @@ def read(folder: Path) -> Dump:
 
     try:
         info = json.loads(regular.read_bytes(folder / INFO))
-        with regular.open_rb(folder / ROWS) as rows, np.load(rows) as stored:
+        with regular.open_rb(folder / ROWS) as stream, np.load(stream) as stored:
             arrays = dict(stored)
         rows = [_row(arrays, i, float(a)) for i, a in enumerate(arrays["advantages"])]
         refused = Refused(info["update"], rows, info["loss_denominator"], float(info["loss"]), float(info["grad_norm"]))

@@ -44,7 +44,8 @@ def gather(versions: Versions, *, run_dir: str, backend: str | None) -> Facts:
     silent_compiler = Compiler("the C compiler", SILENT)
     compiler = Asked(software.compiler, silent_compiler, within=software.COMPILER_TIMEOUT_S + LEEWAY_S)
     loaded = None if backend is None else _backend(backend)
-    shm = Asked(_shm, Space("shared memory", "/dev/shm", error=SILENT), within=FILES_TIMEOUT_S)
+    silent_shm: Space | None = Space("shared memory", "/dev/shm", error=SILENT)
+    shm = Asked(_shm, silent_shm, within=FILES_TIMEOUT_S)
     spaces = _spaces(run_dir)
     packages = software.packages(versions.names())
     return Facts(

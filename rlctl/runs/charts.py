@@ -100,6 +100,16 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "Turns",
+        (
+            Chart("turns of the policy", ("num_turns/min", "num_turns/mean", "num_turns/max"), "a rollout"),
+            _share("how rollouts ended", "environment/ended_by/*"),
+            Chart("tool calls", ("environment/tool_calls/mean", "environment/tool_errors/mean"), "a rollout"),
+            Chart("answers of the environment", ("environment/observation_tokens/mean",), "tokens a rollout"),
+            Chart("answers that were cut", ("environment/answers_cut/mean",), "a rollout"),
+        ),
+    ),
+    Subject(
         "Policy",
         (
             Chart("entropy", ("actor/entropy",), "nats a token"),
@@ -117,6 +127,7 @@ SUBJECTS = (
             _share("weights changed", "actor/weights_changed"),
             Chart("rows trained on", ("actor/train_rows",), "completions"),
             Chart("rollbacks", ("training/rollbacks",)),
+            Chart("age of the samples", ("training/staleness_mean", "training/staleness_max"), "steps"),
         ),
     ),
     Subject(
@@ -127,6 +138,8 @@ SUBJECTS = (
             Chart("throughput of the update", ("perf/tflops_per_device",), "TFLOP/s a device"),
             Chart("FLOPs", ("perf/flops/*",), "TFLOP", 1e-12),
             Chart("seconds a step", ("timing_s/step", "timing_s/testing", "timing_s/save_checkpoint"), "s"),
+            Chart("standing still", ("timing_s/wait_for_samples", "timing_s/wait_for_update"), "s"),
+            _share("sampling beside training", "perf/overlap", why="of the shorter one's work, what was hidden"),
             Chart("memory", ("perf/max_memory_allocated_gb",), "GiB"),
             Chart("what sharing prompts saves", ("perf/dedup_factor",), "tokens delivered / computed"),
         ),

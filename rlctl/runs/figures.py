@@ -189,6 +189,8 @@ def evaluation_plot(points: Sequence[Point], *, key: str) -> Plot:
         if point.low is not None and point.high is not None:
             ends = [point.low, point.high]
             axes.plot([point.step] * 2, ends, color=PALETTE[0], linewidth=1.2, marker="_", markersize=5)
+    if not any(values):
+        axes.set_ylim(-0.05, 1)
     _step_ticks(axes)
     return _plot(figure, key=key)
 

@@ -207,6 +207,18 @@ def test_every_metric_with_a_number_is_drawn_once(tmp_path: Path) -> None:
     assert set(drawn) == set(metrics(1)) - {"training/global_step", "perf/mfu/actor"} - elsewhere
 
 
+def test_turns_and_overlap_have_charts_of_their_own(tmp_path: Path) -> None:
+    own = {"num_turns__mean": 2.5, "num_turns__max": 3.0, "environment__ended_by__done": 0.75}
+    overlapped = {"training__staleness_mean": 1.0, "perf__overlap": 0.5, "timing_s__wait_for_samples": 2.0}
+    run = read_run(write_run(tmp_path / "a", [step(n, **own, **overlapped) for n in (1, 2)]))
+    titles = {title: [each.chart.title for each in some] for title, some in charts.drawn(run)}
+    assert titles == {
+        "Turns": ["turns of the policy", "how rollouts ended"],
+        "Policy": ["age of the samples"],
+        "Speed": ["standing still", "sampling beside training"],
+    }
+
+
 def test_phases_fill_the_time_of_the_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", [metrics(1), {**metrics(2), "timing_s/save_checkpoint": 1.5}]))
     bars = charts.gantt(run)
