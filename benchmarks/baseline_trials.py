@@ -1,6 +1,6 @@
 """Does `rlctl smoke --baseline` tell a slower update from a noisy machine: trials with and without 10 % more work.
 
-    python benchmarks/baseline_trials.py [--injected 10 --unchanged 20 --runs 7 --steps 10 --folder trials]
+    python benchmarks/baseline_trials.py [--injected 10 --unchanged 20 --runs 10 --steps 10 --folder trials]
 
 Writes a baseline, then judges trials by it in random order: unchanged ones, and ones whose update does a tenth more
 (its thread spins for a tenth of the processor time that the gradient and the optimizer took). A trial is several runs,
@@ -47,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--injected", type=int, default=10)
     parser.add_argument("--unchanged", type=int, default=20)
-    parser.add_argument("--baseline-runs", type=int, default=15)
-    parser.add_argument("--runs", type=int, default=7, help="of each trial")
+    parser.add_argument("--baseline-runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=10, help="of each trial")
     parser.add_argument("--steps", type=int, default=10, help="of each run")
     parser.add_argument("--more", type=float, default=0.1, help="how much more an injected update does, as a fraction")
     parser.add_argument("--set", action="append", default=[], help="settings laid over the recipe")

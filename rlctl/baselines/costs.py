@@ -36,23 +36,23 @@ class Phase:
 
     def beliefs(self, *, paired: bool) -> tuple[Belief, ...]:
         """Of `circumstances`, in the same order."""
-        return (*([Belief(0.0, BESIDE_SPREAD)] * len(KINDS) if paired else []), Belief(self.cold, COLD_SPREAD))
+        return (*(BESIDE_BELIEFS if paired else ()), Belief(self.cold, COLD_SPREAD))
 
 
-BESIDE_SPREAD = 0.2
-"""Standard deviation of those shares."""
-COLD_SPREAD = 0.05
+BESIDE_BELIEFS = (Belief(0.0, 0.07), Belief(0.0, 0.15))
+"""How far a phase slows down by more or less than the reference work does on the whole, and how far shares are off."""
+COLD_SPREAD = 0.03
 PHASES: Mapping[str, Phase] = {
     "update": Phase(
-        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.25, "update": 0.75}, cold=0.07, lasting=0.1
+        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.2, "update": 0.8}, cold=0.065, lasting=0.08
     ),
     "sampling": Phase(
-        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.4, "update": 0.6}, cold=0.11,
+        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.45, "update": 0.55}, cold=0.14,
         lasting=0.3,
     ),
     "step": Phase(
         "whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens,
-        {"sampling": 0.3, "update": 0.7}, cold=0.08, lasting=0.15,
+        {"sampling": 0.3, "update": 0.7}, cold=0.09, lasting=0.12,
     ),
 }  # fmt: skip
 
@@ -71,12 +71,15 @@ def cost(step: Step, *, name: str, phase: Phase, paired: bool) -> float | None:
 
 
 def circumstances(step: Step, *, name: str, paired: bool) -> tuple[float, ...]:
-    """Logarithms of what each kind of reference work took, and of wall seconds of the phase over its own.
+    """What the reference work took, how much more of it the update's kind, and what the phase waited: logarithms.
 
-    Each kind by itself: which of them a phase is like differs from neighbour to neighbour.
+    The kinds apart, since which of them a phase is like differs from neighbour to neighbour.
     """
-    readings = [reading(step, kind) for kind in KINDS] if paired else []
-    return (*readings, math.log1p(waited(step, name)))
+    waiting = math.log1p(waited(step, name))
+    if not paired:
+        return (waiting,)
+    sampling, update = (reading(step, kind) for kind in KINDS)
+    return ((sampling + update) / 2, update - sampling, waiting)
 
 
 def reading(step: Step, kind: JudgedPhase) -> float:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # loaded only by a command that runs
 SMOKE_STEPS = 6
 BASELINE_STEPS = 10
 """Of each run: beyond these, what runs differ by as wholes is the larger part of what is not known."""
-BASELINE_RUNS = 15
+BASELINE_RUNS = 20
 """More than are judged by it later, since it is written once."""
-JUDGED_RUNS = 7
+JUDGED_RUNS = 10
 """Enough for a slow-down of a tenth to stand out from the noise of a machine that others use."""
 
 BaselineFile = Annotated[

@@ -44,7 +44,7 @@ def run(
     return Record(KEY, RECIPE, tuple(replace(step, wall=of) for step, of in zip(made, wall, strict=True)))
 
 
-def several(seed: int, *, runs: int = 7, **options: Any) -> list[Record]:
+def several(seed: int, *, runs: int = 10, **options: Any) -> list[Record]:
     return [run(seed + number, **options) for number in range(runs)]
 
 
@@ -74,5 +74,5 @@ def _step(
     return Step(**{**values, **{name: value(number) for name, value in figures.items()}})
 
 
-def baseline(*, runs: int = 15, first_seed: int = 0, **options: Any) -> Baseline:
+def baseline(*, runs: int = 20, first_seed: int = 0, **options: Any) -> Baseline:
     return Baseline(tuple(several(first_seed, runs=runs, **options)))

@@ -97,7 +97,7 @@ def test_a_run_that_does_not_work_writes_no_baseline(tiny_llama: Path, tmp_path:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("option", "runs"), [("--baseline", 7), ("--write-baseline", 15)])
+@pytest.mark.parametrize(("option", "runs"), [("--baseline", 10), ("--write-baseline", 20)])
 def test_a_run_that_fails_ends_all_of_them_with_its_code(
     tiny_llama: Path, tmp_path: Path, option: str, runs: int
 ) -> None:
