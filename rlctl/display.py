@@ -197,10 +197,12 @@ def summary_lines(outcome: Outcome, prepared: Prepared) -> list[str]:
     if outcome.metrics and not taken:
         marked = any(reward.name == "gsm8k" for reward in prepared.rewards.rewards)
         cures = "reward.gsm8k.allow_last_number or " if marked else ""
-        lines.append(
-            "no update was taken, so the model is the one that was loaded: no group had different rewards. "
-            f"Look at samples.jsonl; {cures}a larger rollout.max_response_length may help"
-        )
+        lines.append("no update was taken, so the model is the one that was loaded")
+        if not skipped:
+            lines[-1] += (
+                ": no group had different rewards. "
+                f"Look at samples.jsonl; {cures}a larger rollout.max_response_length may help"
+            )
     if outcome.checkpoint is not None:
         lines.append(f"model: {shown_path(outcome.checkpoint)}")
     return lines

@@ -25,6 +25,9 @@ from rlctl.rollouts import counted, has_signal
 from rlctl.step_report import KlInReward
 from rlctl.types import KlEstimator, Rollout, TrainRow
 
+LARGEST_ADVANTAGE = float(np.finfo(np.float32).max)
+"""What a row can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSpec:
@@ -154,8 +157,10 @@ def _checked(spec: AdvantageSpec, groups: Sequence[Group]) -> list[Advantage]:
     lengths = [length for group in groups for length in group.lengths]
     flat = [value for values in found for value in values]
     for value, length in zip(flat, lengths, strict=True):
-        if known and not np.isfinite(value).all():
-            raise _broken(spec, f"returned {value}, which is not finite")
+        if known and not (np.abs(value) <= LARGEST_ADVANTAGE).all():
+            raise _broken(
+                spec, f"returned {value}, which is not finite" + " in float32" * bool(np.isfinite(value).all())
+            )
         if value.ndim and not spec.token_advantages:
             raise _broken(spec, "gives tokens advantages of their own, but is registered without by_token")
         if value.shape not in ((), (length,)):
@@ -168,9 +173,10 @@ def _called(spec: AdvantageSpec, groups: Sequence[Group]) -> list[list[Values]]:
     function = spec.estimator.load()
     try:
         return [[np.asarray(v, np.float64) for v in g] for g in function(groups, scale=spec.norm_adv_by_std)]
+    # All of them, and SystemExit too, which would end the run without a word.
     except (TypeError, ValueError) as error:
         raise _broken(spec, f"failed, or gave what is no list of lists of numbers: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(spec, f"raised {type(error).__name__}: {error}") from error
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlctl.backends.importing import import_foreign
+from rlctl.backends.importing import import_foreign, look_in_working_folder
 from rlctl.errors import ConfigError, RlctlError
 
 VARIABLE = "RLCTL_PLUGINS"
@@ -112,6 +112,8 @@ class Registry(Generic[EntryT]):
         """Import what RLCTL_PLUGINS names; returns the failures, so that one does not hide the others."""
         failures = []
         modules = [module.strip() for module in os.environ.get(VARIABLE, "").split(",")]
+        if any(modules):
+            look_in_working_folder()
         for module in dict.fromkeys(filter(None, modules)):
             try:
                 self._open(module, f"plugin {module!r} ({VARIABLE})")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from rlctl.errors import BackendUnavailable, RlctlError
@@ -11,6 +13,12 @@ from rlctl.errors import BackendUnavailable, RlctlError
 _ABSENT = object()
 _OURS = (__name__, "rlctl.backends.registry")
 """Modules that are on the way to an error without being where it is: a plugin calls `register` as it is imported."""
+
+
+def look_in_working_folder() -> None:
+    """Let modules that a person names be found where that person stands; last, so that none shadows another."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 # Any: somebody else's module, class, function or object.

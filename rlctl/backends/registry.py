@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from rlctl import __version__
 from rlctl.algorithms.registry import registering_modules
-from rlctl.backends.importing import import_foreign
+from rlctl.backends.importing import import_foreign, look_in_working_folder
 from rlctl.errors import BackendNotFound, BackendUnavailable, ConfigError, RlctlError
 
 GROUP = "rlctl.backends"
@@ -218,6 +218,8 @@ def _entry_points() -> tuple[_Door, ...]:
 
 def _variable_doors() -> list[_Door]:
     modules = [module.strip() for module in os.environ.get(VARIABLE, "").split(",")]
+    if any(modules):
+        look_in_working_folder()
     return [_Door(module, "", f"{VARIABLE} module {module}", None) for module in dict.fromkeys(modules) if module]
 
 

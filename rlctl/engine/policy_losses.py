@@ -63,12 +63,18 @@ def _guarded(function: LossFunction, name: str) -> LossFunction:
         try:
             loss, clipped = function(tokens, spec)
             shapes = (tuple(loss.shape), tuple(clipped.shape))
-        except Exception as error:
+        # SystemExit too, which would end the run without a word.
+        except (Exception, SystemExit) as error:
             raise BackendError(f"policy loss {name!r} failed: {type(error).__name__}: {error}.") from error
         if shapes != (tuple(tokens.logprobs.shape),) * 2:
             raise BackendError(
                 f"policy loss {name!r} gave shapes {shapes[0]} and {shapes[1]} for {len(tokens.logprobs)} tokens.",
                 hint="it must give (loss, whether a bound cut its gradient), a value for each token.",
+            )
+        if tokens.logprobs.requires_grad and not loss.requires_grad:
+            raise BackendError(
+                f"policy loss {name!r} has no gradient.",
+                hint="it must be made of tokens.logprobs, log_ratio or ratio, and not be detached.",
             )
         return loss, clipped
 

@@ -11,11 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlctl.backends import registry as plugins
-from rlctl.backends.importing import import_foreign
+from rlctl.backends.importing import import_foreign, look_in_working_folder
 from rlctl.environments.loaded import LoadedEnvironment, loaded
 from rlctl.errors import BackendUnavailable, ConfigError
 from rlctl.presets import did_you_mean
@@ -91,8 +90,7 @@ def load(settings: EnvironmentSettings, *, sources: Sources = ()) -> LoadedEnvir
 def _entry(name: str) -> Entry:
     module, colon, attribute = name.partition(":")
     if module and colon and attribute:
-        if str(Path.cwd()) not in sys.path:  # last, so that it shadows nothing
-            sys.path.append(str(Path.cwd()))
+        look_in_working_folder()
         return Entry(name, "environment.name")
     if name in _entries:
         return _entries[name]

@@ -1,4 +1,4 @@
-"""A plugin with an estimator that works, two that do not, and a loss; named in RLCTL_PLUGINS by tests."""
+"""A plugin with an estimator that works, some that do not, and losses; named in RLCTL_PLUGINS by tests."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def no_loss(tokens: Any, spec: Any) -> Any:
     return None
 
 
+def exits(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    raise SystemExit(3)
+
+
+def huge(groups: Sequence[Group], *, scale: bool) -> list[list[float]]:
+    return [[1e300] * len(group.rewards) for group in groups]
+
+
+def detached(tokens: Any, spec: Any) -> Any:
+    return -tokens.advantages, tokens.advantages > 0
+
+
+def leaving(tokens: Any, spec: Any) -> Any:
+    raise SystemExit(3)
+
+
 _HERE = "tests.algorithms.foreign"
 estimators.register("doubled", function=f"{_HERE}:doubled", keeps_flat_groups=True)
 estimators.register("last_token", function=f"{_HERE}:by_token", by_token="always")
@@ -56,6 +72,10 @@ estimators.register("too_few", function=f"{_HERE}:too_few")
 estimators.register("infinite", function=f"{_HERE}:infinite")
 estimators.register("raising", function=f"{_HERE}:raising")
 estimators.register("words", function=f"{_HERE}:words")
+estimators.register("exits", function=f"{_HERE}:exits")
+estimators.register("huge", function=f"{_HERE}:huge")
+losses.register("detached", function=f"{_HERE}:detached")
+losses.register("leaving", function=f"{_HERE}:leaving")
 losses.register("mean", function=f"{_HERE}:mean")
 losses.register("no_loss", function=f"{_HERE}:no_loss")
 losses.register("plain", function=f"{_HERE}:plain", clips=False)

@@ -82,6 +82,8 @@ def test_an_estimator_may_give_each_token_its_own(plugin: None) -> None:
     [
         ("too_few", "returned 4 advantages in 4 groups for 16 rewards"),
         ("infinite", "not finite"),
+        ("huge", "returned 1e\\+300, which is not finite in float32"),
+        ("exits", "raised SystemExit: 3"),
         ("undeclared", "without by_token"),
     ],
 )
@@ -103,14 +105,31 @@ def test_a_plugins_loss_is_computed_by_the_engine(plugin: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("mean", r"gave shapes \(\) and \(1,\) for 1 tokens"), ("no_loss", "failed: TypeError")]
+    ("name", "told"),
+    [
+        ("mean", r"gave shapes \(\) and \(1,\) for 1 tokens"),
+        ("no_loss", "failed: TypeError"),
+        ("leaving", "failed: SystemExit: 3"),
+        ("detached", "has no gradient"),
+    ],
 )
 def test_a_plugins_loss_that_gives_something_else_is_named(plugin: None, name: str, told: str) -> None:
     from rlctl.engine.policy_losses import Tokens, loss_function
 
     spec, two = Settings(algorithm={"policy_loss": name}).loss(), torch.tensor([2.0])
+    drawn = torch.tensor([-1.0], requires_grad=True)
     with pytest.raises(BackendError, match=f"'{name}' {told}"):
-        loss_function(spec)(Tokens(two, two, two), spec)
+        loss_function(spec)(Tokens(drawn, drawn, two), spec)
+
+
+def test_a_module_of_the_variable_may_be_in_the_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "lying_about.py").write_text("raise ValueError('found')\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLCTL_PLUGINS", "lying_about")
+    with pytest.raises(ConfigError, match="ValueError: found"):
+        estimators.registry.get("mine")
+    assert any("found" in failure.message for failure in backends.open_plugins())
 
 
 def test_a_plugin_with_an_algorithm_alone_is_no_failed_backend(plugin: None) -> None:
