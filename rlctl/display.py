@@ -196,11 +196,16 @@ def summary_lines(outcome: Outcome, prepared: Prepared) -> list[str]:
         lines.append(f"{skipped} of {taken + skipped} updates were skipped: their gradient was not finite")
     if outcome.metrics and not taken:
         marked = any(reward.name == "gsm8k" for reward in prepared.rewards.rewards)
+        masked = (
+            ", or those that had were truncated and masked"
+            if prepared.settings.algorithm.mask_truncated_completions
+            else ""
+        )
         cures = "reward.gsm8k.allow_last_number or " if marked else ""
         lines.append("no update was taken, so the model is the one that was loaded")
         if not skipped:
             lines[-1] += (
-                ": no group had different rewards. "
+                f": no group had different rewards{masked}. "
                 f"Look at samples.jsonl; {cures}a larger rollout.max_response_length may help"
             )
     if outcome.checkpoint is not None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rlctl import data, modelpath
 from rlctl import tokenizer as tokenizers
+from rlctl.algorithms.idle import idle_lines
 from rlctl.backends.registry import open_plugins
 from rlctl.curriculum import Curriculum
 from rlctl.data import Pool
@@ -120,6 +121,7 @@ def prepare(settings: Settings) -> Prepared:
             f"trainer.max_off_policy_steps = {settings.trainer.max_off_policy_steps} trains on samples of older "
             "policies as if they were the current one's: algorithm.rollout_is = token weighs them"
         )
+    notes += idle_lines(settings.algorithm)
     notes += [f"a plugin failed and is not there: {failure.message}" for failure in open_plugins()]
     geometry = _geometry(settings, num_problems=len(problems), num_eval_problems=len(eval_problems))
     return Prepared(

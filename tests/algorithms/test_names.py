@@ -14,7 +14,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from rlctl import config, presets
 from rlctl.algorithms import estimators, losses
+from rlctl.algorithms.idle import idle_lines
 from rlctl.algorithms.registry import Registry
 from rlctl.algorithms.words import algorithm_line
 from rlctl.backends import registry as backends
@@ -290,6 +292,49 @@ MUCH = {
 )
 def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) -> None:
     assert algorithm_line(Settings(**tables)) == told
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"tau_pos": 3}, ["algorithm.tau_pos = 3 changes nothing, since algorithm.policy_loss is vanilla"]),
+        (
+            {"policy_loss": "gspo", "clip_ratio_c": None},
+            ["algorithm.clip_ratio_c = null changes nothing, since algorithm.policy_loss is gspo"],
+        ),
+        (
+            {"adv_estimator": "rloo", "norm_adv_by_std": False},
+            ["algorithm.norm_adv_by_std = false changes nothing, since algorithm.adv_estimator is rloo"],
+        ),
+        ({"policy_loss": "cispo", "clip_ratio_high": 4.0}, []),
+        ({"policy_loss": "cispo", "clip_ratio_low": 0.1}, [
+            "algorithm.clip_ratio_low = 0.1 changes nothing, since algorithm.policy_loss is cispo"
+        ]),
+        ({"kl_estimator": "k1"}, ["algorithm.kl_estimator = k1 changes nothing, since algorithm.kl_coef is 0"]),
+        (
+            {"kl_estimator": "k1", "kl_coef": 0.1, "use_kl_in_reward": True},
+            ["algorithm.kl_estimator = k1 changes nothing, since algorithm.use_kl_in_reward is true"],
+        ),
+        ({"kl_estimator": "k1", "kl_coef": 0.1}, []),
+        (
+            {"rollout_is": "token", "rollout_is_combine": "geometric", "rollout_is_lower": 0.1},
+            [
+                "algorithm.rollout_is_lower = 0.1 changes nothing, since algorithm.rollout_is_mode is truncate",
+                "algorithm.rollout_is_combine = geometric changes nothing, since algorithm.rollout_is is token",
+            ],
+        ),
+        ({"max_refills": 9}, ["algorithm.max_refills = 9 changes nothing, since algorithm.filter_groups is false"]),
+        ({"max_refills": 9, "filter_groups": True}, []),
+        ({"policy_loss": "plain", "tau_pos": 3, "clip_ratio_c": 5}, []),
+    ],
+)  # fmt: skip
+def test_settings_without_a_use_are_told(plugin: None, table: dict[str, Any], told: list[str]) -> None:
+    assert list(idle_lines(Settings(algorithm=table).algorithm)) == told  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(presets.available()))
+def test_no_preset_sets_what_its_algorithm_has_no_use_for(name: str) -> None:
+    assert list(idle_lines(config.load(preset=name, environ={}).settings.algorithm)) == []
 
 
 def test_names_complete_with_their_formulas(plugin: None) -> None:
