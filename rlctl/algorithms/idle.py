@@ -25,7 +25,6 @@ def _is_built_in(loss: str) -> bool:
     return losses.registry.get(loss).function.startswith("rlctl.")
 
 
-_KL_IN_LOSS: _Reads = lambda algorithm: algorithm.kl_coef > 0 and not algorithm.use_kl_in_reward  # noqa: E731
 _CORRECTED: _Reads = lambda algorithm: algorithm.rollout_is != "off"  # noqa: E731
 
 READERS: tuple[tuple[str, str, _Reads], ...] = (
@@ -40,9 +39,10 @@ READERS: tuple[tuple[str, str, _Reads], ...] = (
     ("clip_cov_ub", "policy_loss", _of_loss("clip_cov")),
     ("kl_cov_ratio", "policy_loss", _of_loss("kl_cov")),
     ("ppo_kl_coef", "policy_loss", _of_loss("kl_cov")),
-    ("kl_estimator", "kl_coef", lambda a: a.use_kl_in_reward or _KL_IN_LOSS(a)),
-    ("kl_estimator", "use_kl_in_reward", lambda a: not a.use_kl_in_reward),
+    ("kl_estimator", "kl_coef", lambda a: a.use_kl_in_reward or a.weight_of_kl_in_loss > 0),
+    ("kl_estimator", "use_kl_in_reward", lambda a: not a.use_kl_in_reward or a.weight_of_kl_in_loss > 0),
     ("kl_penalty", "use_kl_in_reward", lambda a: a.use_kl_in_reward),
+    ("kl_horizon", "kl_target", lambda a: a.kl_target is not None),
     ("rollout_is_mode", "rollout_is", _CORRECTED),
     ("rollout_is_threshold", "rollout_is", _CORRECTED),
     ("rollout_is_lower", "rollout_is", _CORRECTED),

@@ -316,6 +316,9 @@ def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) 
             ["algorithm.kl_estimator = k1 changes nothing, since algorithm.use_kl_in_reward is true"],
         ),
         ({"kl_estimator": "k1", "kl_coef": 0.1}, []),
+        ({"kl_estimator": "k1", "kl_loss_coef": 0.1}, []),
+        ({"kl_estimator": "k1", "kl_coef": 0.1, "use_kl_in_reward": True, "kl_loss_coef": 0.1}, []),
+        ({"kl_horizon": 7}, ["algorithm.kl_horizon = 7 changes nothing, since algorithm.kl_target is null"]),
         (
             {"rollout_is": "token", "rollout_is_combine": "geometric", "rollout_is_lower": 0.1},
             [
