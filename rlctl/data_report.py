@@ -19,6 +19,7 @@ from rlctl.data_filters import row_filter
 from rlctl.data_lint import Finding, Split, lint_problems, lint_rows
 from rlctl.data_stats import SplitStats, stats_of
 from rlctl.environments.grading import with_own_graders
+from rlctl.environments.setting_up import player_of
 from rlctl.errors import DataError
 from rlctl.prepare import load_policy
 from rlctl.rewards.loading import rewards_of
@@ -91,7 +92,11 @@ def _of_source(settings: Settings, table: MixedSourceSettings, split: str, *, at
 
 def measure(settings: Settings, *, at_most: int) -> list[SplitStats]:
     """Statistics of the training and the evaluation problems, as a run would have them before its length filter."""
-    tokenizer = load_policy(settings).tokenizer
+    policy = load_policy(settings)
+    tokenizer = policy.tokenizer
+    # For the tools of an environment, which are part of every prompt.
+    if (player := player_of(settings, tokenizer, end_token_ids=policy.end_token_ids)) is not None:
+        player.environment.close()
     prompts = prompt_builder(settings, tokenizer)
     found = []
     for split in ("train", "eval"):

@@ -192,6 +192,27 @@ def test_040_prompts_over_the_limit_are_named_and_the_boundary_is_not() -> None:
     assert found.lines()[2].endswith("= 16: 50.00 %: p20 (20), p17 (17)")
 
 
+def test_the_tools_of_an_environment_are_part_of_the_prompt(tmp_path: Path) -> None:
+    template = tmp_path / "lists_tools.jinja"
+    template.write_text(
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+        "{% for m in messages %}{{ m['content'] }}<|eos|>{% endfor %}"
+    )
+    base = [
+        "model.path=embedded:tiny",
+        "data.source=generated:word-problems",
+        f"model.chat_template={template}",
+        "data.max_prompt_length=96",
+        "rollout.max_response_length=64",
+    ]
+    shortest = []
+    for name in ("Slow", "Tooled"):
+        named = f"environment.name=tests.environments.games:{name}"
+        settings = config.load(assignments=[*base, named], environ={}).settings
+        shortest.append(min(data_report.measure(settings, at_most=20)[0].lengths.lengths))
+    assert shortest[1] >= shortest[0] + len("a_tool_with_a_long_name") / 4
+
+
 def test_lengths_are_those_after_the_template(tiny_llama: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", row("12345"), row("123"))
     found = data_report.measure(

@@ -116,3 +116,9 @@ class NotQuite:
     stop = "="
 
     def reset(self, problem: Problem) -> None: ...
+
+
+class Tooled(Slow):
+    """Has a tool, which chat templates list in every prompt."""
+
+    tools = ({"type": "function", "function": {"name": "a_tool_with_a_long_name"}},)
