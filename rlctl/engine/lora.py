@@ -37,6 +37,8 @@ def inject(causal_lm: nn.Module, spec: LoraSpec) -> None:
         target_modules=targets,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
+        # What AutoPeftModelForCausalLM loads beneath a saved adapter: the folder or hub id that this was loaded from.
+        base_model_name_or_path=getattr(causal_lm, "name_or_path", None) or None,
     )
     if targets == "all-linear":
         # Injection, unlike get_peft_model, does not know the word.

@@ -140,9 +140,11 @@ def test_a_run_with_lora_saves_a_plain_model_and_the_adapter(tmp_path: Path) -> 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="rlctl_shared_prefix").eval()
     np.testing.assert_allclose(logprobs(loaded, rows), np.concatenate(now), atol=1e-4)
 
-    from peft import PeftModel
+    from peft import AutoPeftModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(model, attn_implementation="rlctl_shared_prefix")
-    peft_model = PeftModel.from_pretrained(base, tmp_path / "out/adapter").eval()
+    # It finds the base model by itself.
+    peft_model = AutoPeftModelForCausalLM.from_pretrained(
+        tmp_path / "out/adapter", attn_implementation="rlctl_shared_prefix"
+    ).eval()
     np.testing.assert_allclose(logprobs(peft_model.base_model.model, rows), np.concatenate(now), atol=1e-4)
     asyncio.run(backend.close())
