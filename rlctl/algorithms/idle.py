@@ -53,8 +53,12 @@ READERS: tuple[tuple[str, str, _Reads], ...] = (
 """(setting, the one that decides whether it is read, whether it is)"""
 
 
+OF_COMPLETIONS = 0.05
+"""Bounds from which on a geometric mean over a completion is hardly ever cut: it stays within a percent of 1."""
+
+
 def idle_lines(algorithm: AlgorithmSettings) -> Iterator[str]:
-    """A line for each setting that is not its default and that this algorithm has no use for."""
+    """A line for each setting that is not its default and that this algorithm has no use for; and for wide bounds."""
     defaults = type(algorithm)()
     for name, decides, reads in READERS:
         value = getattr(algorithm, name)
@@ -63,6 +67,14 @@ def idle_lines(algorithm: AlgorithmSettings) -> Iterator[str]:
                 f"algorithm.{name} = {_shown(value)} changes nothing, since algorithm.{decides} is "
                 f"{_shown(getattr(algorithm, decides))}"
             )
+
+    completions = algorithm.policy_loss == "gspo" or algorithm.importance_sampling == "sequence"
+    low, high = algorithm.clip_ratio_low, algorithm.clip_ratio_high
+    if completions and min(low, high) >= OF_COMPLETIONS:
+        yield (
+            f"algorithm.clip_ratio_low = {low:g} and clip_ratio_high = {high:g} hardly ever cut the ratio of a whole "
+            "completion: GSPO's paper has 3e-4 and 4e-4"
+        )
 
 
 def _shown(value: object) -> str:

@@ -299,7 +299,7 @@ def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) 
     [
         ({"tau_pos": 3}, ["algorithm.tau_pos = 3 changes nothing, since algorithm.policy_loss is vanilla"]),
         (
-            {"policy_loss": "gspo", "clip_ratio_c": None},
+            {"policy_loss": "gspo", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4, "clip_ratio_c": None},
             ["algorithm.clip_ratio_c = null changes nothing, since algorithm.policy_loss is gspo"],
         ),
         (
@@ -310,6 +310,7 @@ def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) 
         ({"policy_loss": "cispo", "clip_ratio_low": 0.1}, [
             "algorithm.clip_ratio_low = 0.1 changes nothing, since algorithm.policy_loss is cispo"
         ]),
+        ({"policy_loss": "gspo", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}, []),
         ({"kl_estimator": "k1"}, ["algorithm.kl_estimator = k1 changes nothing, since algorithm.kl_coef is 0"]),
         (
             {"kl_estimator": "k1", "kl_coef": 0.1, "use_kl_in_reward": True},
@@ -333,6 +334,11 @@ def test_the_effective_algorithm_is_one_line(tables: dict[str, Any], told: str) 
 )  # fmt: skip
 def test_settings_without_a_use_are_told(plugin: None, table: dict[str, Any], told: list[str]) -> None:
     assert list(idle_lines(Settings(algorithm=table).algorithm)) == told  # type: ignore[arg-type]
+
+
+def test_bounds_that_never_cut_a_completions_ratio_are_told() -> None:
+    (line,) = idle_lines(Settings(algorithm={"policy_loss": "gspo"}).algorithm)  # type: ignore[arg-type]
+    assert line.startswith("algorithm.clip_ratio_low = 0.2 and clip_ratio_high = 0.2 hardly ever cut")
 
 
 @pytest.mark.parametrize("name", sorted(presets.available()))
