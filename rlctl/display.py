@@ -27,6 +27,8 @@ LOSS_NOTE = (
     "note: on-policy with one update a step the loss is about 0 by construction, though its gradient is not; "
     "watch signal and grad norm"
 )
+NEAR_ZERO = 0.1
+"""Of a loss, in units of advantages, which are of size 1 where they are scaled."""
 
 
 def say(text: str) -> None:
@@ -100,11 +102,10 @@ class PlainReporter(Reporter):
 
     def __init__(self) -> None:
         self.total_steps = 0
-        self.loss_is_near_zero = False
+        self.loss_is_explained = False
 
     def started(self, prepared: Prepared, info: BackendInfo) -> None:
         self.total_steps = prepared.geometry.steps
-        self.loss_is_near_zero = prepared.geometry.updates_per_step == 1
         for line in start_lines(prepared, info):
             self.note(line)
 
@@ -112,12 +113,12 @@ class PlainReporter(Reporter):
         words = [f"step {metrics['training/global_step']}/{self.total_steps}"]
         words += [f"{column.heading} {column.text(metrics)}" for column in COLUMNS[1:-1]]
         say("  ".join([*words, f"{COLUMNS[-1].text(metrics)} s"]))
-        self.explain_loss_once()
+        self.explain_loss_once(metrics)
 
-    def explain_loss_once(self) -> None:
-        if self.loss_is_near_zero:
-            self.loss_is_near_zero = False
-            self.note(LOSS_NOTE)
+    def explain_loss_once(self, metrics: Metrics) -> None:
+        if not self.loss_is_explained and (notes := loss_notes([metrics])):
+            self.loss_is_explained = True
+            self.note(*notes)
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
         for key, value in core_scores(metrics).items():
@@ -125,6 +126,20 @@ class PlainReporter(Reporter):
 
     def note(self, text: str) -> None:
         tell(printable(text))
+
+
+def loss_notes(steps: Sequence[Metrics]) -> list[str]:
+    """The note on a loss of about 0, where there is such a loss and the note is true: else a fault would look right.
+
+    Advantages that are not centred (remax, a plugin's) have another loss, and so have old samples and later updates.
+    """
+    return [LOSS_NOTE] if any(_is_zero_by_construction(metrics) for metrics in steps) else []
+
+
+def _is_zero_by_construction(metrics: Metrics) -> bool:
+    loss = metrics.get("actor/loss")
+    on_policy = metrics.get("actor/updates") == 1 and not metrics.get("training/staleness_max")
+    return on_policy and loss is not None and abs(loss) < NEAR_ZERO
 
 
 def start_lines(prepared: Prepared, info: BackendInfo) -> list[str]:

@@ -15,7 +15,8 @@ from rlctl import hub
 from rlctl.errors import ModelError
 from rlctl.presets import did_you_mean
 
-_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+_HUB_ID = re.compile(r"^\w[\w.-]*/\w[\w.-]*$")
+"""No name on the hub begins with a dot or a dash: ./model and ../model are folders."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from rlctl.baselines import words
 from rlctl.baselines.file import Baseline
 from rlctl.baselines.judging import Judgement
 from rlctl.baselines.record import Record
-from rlctl.display import COLUMNS, LOSS_NOTE, Metrics, peak_words
+from rlctl.display import COLUMNS, Metrics, loss_notes, peak_words
 from rlctl.runfiles import strict
 from rlctl.types import BackendInfo
 from rlctl.verdict import Check
@@ -53,7 +53,8 @@ def render(
     lines = [f"{bullet}{'ok  ' if check.holds else 'FAIL'} {check.name}: {check.reason}" for check in checks]
     verdict = f"verdict: training {'works' if passed(checks) else 'does not work'} here"
     parts = [
-        table, _comparison(beside), _machine(metrics, info, beside), _findings(beside, bullet=bullet), [LOSS_NOTE],
+        table, _comparison(beside), _machine(metrics, info, beside), _findings(beside, bullet=bullet),
+        loss_notes(metrics),
         [f"{bullet}{line}" for line in beside.unread], lines, [verdict],
     ]  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -33,6 +33,15 @@ def test_folders_and_gguf_files(tmp_path: Path) -> None:
     assert "not a .gguf file" in complaint(str(tmp_path / "model/config.json"))
 
 
+def test_a_path_that_begins_with_dots_is_a_folder_and_no_hub_id(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    assert "./my-modle: no such folder. Did you mean my-model?" in complaint("./my-modle")
+    assert "../my-model: no such folder." in complaint("../my-model")
+
+
 def test_files_inside_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "has_model"
     package.mkdir()

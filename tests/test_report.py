@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlctl import report, verdict
-from rlctl.display import signed
+from rlctl.display import loss_notes, signed
 from rlctl.report import pass_at_k, step_metrics
 from rlctl.smoke_table import render
 from rlctl.step_report import StepReport
@@ -186,6 +186,21 @@ def test_unknown_peaks_are_shown_as_not_available() -> None:
     text = render([m], [], info, style="table")
     assert "n/a" in text
     assert "MFU n/a: no data-sheet peak for X" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, True),
+        ({"actor/loss": 0.7}, False),  # advantages that are not centred
+        ({"actor/loss": None}, False),  # a step that trained on nothing
+        ({"actor/updates": 2}, False),
+        ({"training/staleness_max": 1}, False),
+    ],
+)
+def test_a_loss_of_about_0_is_explained_where_that_is_why(changes: dict[str, object], told: bool) -> None:
+    step = {"actor/loss": -0.06, "actor/updates": 1, **changes}
+    assert bool(loss_notes([step])) is told
 
 
 def test_zero_has_no_minus_sign() -> None:

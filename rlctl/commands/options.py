@@ -34,7 +34,8 @@ Set = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="One setting, as trainer.lr=5e-7; may be repeated.",
+        help="One setting, as trainer.lr=5e-7; may be repeated. `rlctl config show` lists all, `config schema` says "
+        "what they mean.",
         autocompletion=names.assignments,
     ),
 ]

@@ -36,14 +36,20 @@ WriteBaseline = Annotated[
 ]
 Runs = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs, each in a process of its own; 15 for --write-baseline, 7 for --baseline, else 1."),
+    typer.Option(
+        min=1,
+        help=f"Runs, each in a process of its own; {BASELINE_RUNS} for --write-baseline, {JUDGED_RUNS} for --baseline, "
+        "else 1.",
+    ),
 ]
 
 
 def smoke(
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps to run; 6, 10 for a baseline, unless you set trainer.steps."),
+        typer.Option(
+            min=1, help=f"Steps to run; {SMOKE_STEPS}, {BASELINE_STEPS} for a baseline, unless you set trainer.steps."
+        ),
     ] = None,
     preset: options.Preset = "smoke",
     variant: options.Variant = None,

@@ -141,7 +141,7 @@ class LiveReporter(PlainReporter):
         if self.failed:
             super().step(metrics)
         else:
-            self.explain_loss_once()
+            self.explain_loss_once(metrics)
 
     def evaluating(self, step: int) -> None:
         self.state.evaluating = step

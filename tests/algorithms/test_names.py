@@ -154,6 +154,17 @@ def test_a_plugin_that_fails_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch
     assert estimators.registry.get("grpo").name == "grpo"
 
 
+def test_a_plugin_is_found_in_the_folder_one_stands_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_me.py").write_text(
+        "from rlctl.algorithms import estimators\nestimators.register('beside', function='beside_me:f')\n"
+    )
+    monkeypatch.setenv("RLCTL_PLUGINS", "beside_me")
+    assert estimators.registry.get("beside").function == "beside_me:f"
+    del estimators.registry._entries["beside"], estimators.registry._origins["beside"]
+
+
 def test_an_entry_point_is_opened_when_its_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     known: Registry[estimators.Estimator] = Registry(
         "advantage estimator", group="some.group", setting="", elsewhere={}

@@ -40,12 +40,15 @@ class Site:
         lines = [f"{key} = {value}" for key, value in entry_points.items()]
         (folder / "entry_points.txt").write_text("\n".join(["[rlctl.backends]", *lines, ""]))
 
-    def run(self, code: str, *, plugins: str = "") -> str:
-        """What the code prints; fails the test when it fails."""
-        path = os.pathsep.join([str(self.folder), str(Path(__file__).parents[2])])
+    def run(self, code: str, *, plugins: str = "", standing_in: bool = False) -> str:
+        """What the code prints; fails the test when it fails. Its folder is on the path, or the one it stands in."""
+        path = os.pathsep.join([*([] if standing_in else [str(self.folder)]), str(Path(__file__).parents[2])])
         env = {**os.environ, "PYTHONPATH": path, "RLCTL_PLUGINS": plugins}
         code = f"from rlctl.backends import registry\nfrom rlctl.errors import *\n{textwrap.dedent(code)}"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+        script = self.folder.with_suffix(".py")  # elsewhere: `python -c` would put its folder on the path
+        script.write_text(code)
+        where = self.folder if standing_in else None
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env, cwd=where, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -102,6 +105,12 @@ def test_entry_point_is_found_by_its_name(site):
 def test_module_of_the_variable_is_found(site):
     site.module("bare", REGISTER.format(name="bare", module="toy_backend"))
     assert site.run("print(registry.get('bare').origin)", plugins=" bare ,") == "RLCTL_PLUGINS module bare"
+
+
+def test_module_of_the_variable_is_found_in_the_folder_one_stands_in(site):
+    site.module("bare", REGISTER.format(name="bare", module="toy_backend"))
+    origin = site.run("print(registry.get('bare').origin)", plugins="bare", standing_in=True)
+    assert origin == "RLCTL_PLUGINS module bare"
 
 
 def test_names_lists_all_three_doors_without_importing_entry_points(site):
