@@ -52,6 +52,8 @@ def render(
     bullet = "- " if style == "markdown" else "  "
     lines = [f"{bullet}{'ok  ' if check.holds else 'FAIL'} {check.name}: {check.reason}" for check in checks]
     verdict = f"verdict: training {'works' if passed(checks) else 'does not work'} here"
+    if beside.judgement is not None:
+        verdict += f"; against the baseline: {words.VERDICTS[beside.judgement.outcome]}"
     parts = [
         table, _comparison(beside), _machine(metrics, info, beside), _findings(beside, bullet=bullet),
         loss_notes(metrics),
@@ -68,7 +70,7 @@ def _comparison(beside: Beside) -> list[str]:
 
 def _findings(beside: Beside, *, bullet: str) -> list[str]:
     runs = words.runs_lines(beside.runs) if len(beside.runs) > 1 else []
-    findings = [*words.lines(beside.judgement), words.LEGEND] if beside.judgement is not None else []
+    findings = words.lines(beside.judgement) if beside.judgement is not None else []
     return [f"{bullet}{line}" for line in (*runs, *findings)]
 
 

@@ -36,9 +36,13 @@ def lines(judgement: Judgement) -> list[str]:
     width = max((len(finding.metric) for finding in judgement.findings), default=0)
     listed = [f"{finding.outcome:<12}  {finding.metric:<{width}}  {finding.why}" for finding in judgement.findings]
     listed += [f"differs       {difference.line()}" for difference in judgement.differences]
-    return [*listed, *(f"note          {note}" for note in judgement.notes)]
+    listed += [f"note          {note}" for note in judgement.notes]
+    if judgement.outcome == "inconclusive" and judgement.findings:
+        listed.append(f"note          {MORE}")
+    return [*listed, LEGEND] if judgement.findings else listed
 
 
+MORE = "more --runs, a baseline of more runs, or a quieter machine narrow the intervals"
 LEGEND = (
     f"times are own seconds over those of reference work beside them, with {100 * LEVEL:.0f} % intervals; + is slower, "
     f"{100 * SMALLEST:.0f} % the least that counts, and to pass {100 * EFFECT:.0f} % must be out of the question"

@@ -172,6 +172,8 @@ def _must_suffice(loaded: Loaded) -> None:
 
 def _run_apart(job: _Job, loaded: Loaded, sources: dict[str, Any]) -> list[SmokeRun]:
     """Each run in its own process; ends with a run's exit code where it showed nothing."""
+    from rlctl import display
+    from rlctl.baselines.judging import differences
     from rlctl.smoke_run import run_apart
 
     arguments = ["--steps", str(loaded.settings.trainer.steps)]
@@ -189,6 +191,9 @@ def _run_apart(job: _Job, loaded: Loaded, sources: dict[str, Any]) -> list[Smoke
             raise typer.Exit(run)
         shown.append(run)
         if run.exit_code:
+            break
+        if len(shown) < job.runs and job.baseline and any(differences(job.baseline, run.record)):
+            display.tell(f"note: ended after run {len(shown)} of {job.runs}, since no run of these can be compared")
             break
     return shown
 

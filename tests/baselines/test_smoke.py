@@ -49,19 +49,24 @@ def test_the_engine_repeats_its_baseline_to_the_last_bit(tiny_llama: Path, tmp_p
     assert {outcomes[metric] for metric in exact} == {"pass"}
     assert all(each["value"] is not None for each in content["baseline"]["findings"] if "update (" in each["metric"])
 
-    against = ("--baseline", str(path), "--runs", "1", "--write-baseline", str(tmp_path / "more.json"))
-    other = rlctl("smoke", *local(tiny_llama, tmp_path, "trainer.lr=1e-4"), *against, "-f", "markdown")
+    against = ("--baseline", str(path), "--write-baseline", str(tmp_path / "more.json"))
+    # The second of these runs would be compared no more than the first.
+    other = rlctl("smoke", *local(tiny_llama, tmp_path, "trainer.lr=1e-4"), *against, "--runs", "2", "-f", "markdown")
     assert other.returncode == 5, other.stderr
     line = (
         "against the baseline: inconclusive, since nothing can be compared (trainer.lr: 0.0005 in the baseline, 0.0001"
     )
     assert line in other.stdout
+    assert other.stdout.endswith("verdict: training works here; against the baseline: inconclusive\n")
+    assert "own seconds" not in other.stdout
+    assert "run 2 of 2" not in other.stderr
+    assert "note: ended after run 1 of 2, since no run of these can be compared" in other.stderr
 
     tree = json.loads(path.read_text())
     for run in tree["runs"]:
         run["steps"][3]["loss"] += 1.0
     path.write_text(json.dumps(tree))
-    changed = rlctl("smoke", *options, *against)
+    changed = rlctl("smoke", *options, *against, "--runs", "1")
     assert changed.returncode == 4, changed.stdout
     assert "first differs at step 4: " in changed.stdout
     assert "was not written: the runs do something else than those of the baseline" in changed.stderr
