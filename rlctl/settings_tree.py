@@ -10,6 +10,7 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 
 from rlctl.backends import registry
 from rlctl.errors import BackendUnavailable, RlctlError
+from rlctl.peers.counterparts import counterpart
 from rlctl.presets import Tree, did_you_mean
 from rlctl.settings import Settings
 
@@ -119,11 +120,14 @@ def variable_name(keys: Keys) -> str:
 
 
 def nearest(keys: Keys) -> str:
+    """What was meant, as a sentence: another framework's setting, one of that name in another table, or the nearest."""
     if len(keys) == 2 and keys[0] == "remote_backend":
         return did_you_mean(keys[1], registry.names()) or f" Registered backends: {', '.join(registry.names())}."
     dotted = [".".join(leaf) for leaf in leaves()] + list(fields(Settings))
     near = did_you_mean(".".join(keys), dotted)
     same_leaf = [name for name in dotted if name.rsplit(".", 1)[-1] == keys[-1]]
+    if theirs := counterpart(".".join(keys)) or (not same_leaf and counterpart(keys[-1])):
+        return f" {theirs}"
     return f" Did you mean {same_leaf[0]}?" if same_leaf else near
 
 

@@ -88,6 +88,23 @@ def test_tables_are_merged_and_lists_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("trainer.test_freq", "verl's trainer.test_freq is trainer.eval_freq."),
+        ("actor_rollout_ref.rollout.n", "verl's actor_rollout_ref.rollout.n is rollout.n; 1, verl's"),
+        ("num_generations", "TRL's num_generations is rollout.n."),
+        ("trainer.beta", "TRL's beta is algorithm.kl_coef, by k3."),
+        ("trainer.gradient_accumulation_steps", "TRL's gradient_accumulation_steps is trainer.mini_batch_size."),
+        ("trainer.val_before_train", "verl's trainer.val_before_train has no counterpart: rlctl evaluates before"),
+        ("algorithm.seed", "Did you mean seed?"),  # TRL's is of that name too, and needs no word on TRL
+        ("trainer.savefreq", "Did you mean trainer.save_freq?"),
+    ],
+)
+def test_a_setting_by_its_name_elsewhere_is_told_with_its_name_here(name: str, told: str) -> None:
+    assert f"{name} (from --set) is not a setting. {told}" in complaint(assignments=[f"{name}=1"])
+
+
+@pytest.mark.parametrize(
     ("variable", "nearest"),
     [
         # Field fault 087.
