@@ -75,7 +75,7 @@ def _loss(settings: Settings) -> str:
 def _kl(settings: Settings) -> Iterator[str]:
     algorithm = settings.algorithm
     if in_loss := algorithm.weight_of_kl_in_loss:
-        yield f"KL {in_loss:g} ({algorithm.kl_estimator})" + (" in the loss" if algorithm.use_kl_in_reward else "")
+        yield f"KL {in_loss:g} ({algorithm.kl_estimator}) in the loss"
     if in_reward := algorithm.weight_of_kl_in_reward:
         words = f"KL {in_reward:g} ({algorithm.kl_penalty}) off the reward"
         if algorithm.kl_target is not None:

@@ -275,7 +275,7 @@ PLAIN = (
     "dual clip 3, no KL, no rollout correction, groups of equal rewards left out"
 )
 GSPO = (
-    "effective algorithm: rloo advantages, gspo loss, seq-mean-token-mean, clip 0.2/0.2, KL 0.1 (k3+), "
+    "effective algorithm: rloo advantages, gspo loss, seq-mean-token-mean, clip 0.2/0.2, KL 0.1 (k3+) in the loss, "
     "no rollout correction, groups of equal rewards left out"
 )
 EVERYTHING = (
