@@ -14,8 +14,13 @@ _MASKED = "truncated completions left out"
 
 
 def algorithm_line(settings: Settings) -> str:
+    """What a run says of it first."""
+    return f"effective algorithm: {effective(settings)}"
+
+
+def effective(settings: Settings) -> str:
     """Estimator, normalisation, loss, aggregation, clip, KL, correction, and what is left out."""
-    return "effective algorithm: " + ", ".join(_parts(settings))
+    return ", ".join(_parts(settings))
 
 
 def _parts(settings: Settings) -> Iterator[str]:

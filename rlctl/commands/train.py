@@ -161,6 +161,7 @@ def _opened(
 ) -> tuple[RunFiles, Resume | None]:
     """The run's files and, where it goes on, from where. Raises ConfigError or CheckpointError where it cannot."""
     from rlctl import resuming
+    from rlctl.algorithms.words import effective
     from rlctl.checkpoints.state import versions, with_first_origins
     from rlctl.config import dump
 
@@ -171,6 +172,7 @@ def _opened(
         "preset": _preset_name(loaded),
         "variant": loaded.choice.variant.name if loaded.choice.variant else None,
         "total_steps": prepared.geometry.steps,
+        "algorithm": effective(loaded.settings),
         "versions": versions(),
         "settings": dump(loaded.settings),
         "origins": dict(loaded.origins),

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlctl.runfiles import STEP
 from rlctl.runs import listing
-from rlctl.runs.comparing import Comparison, Difference
+from rlctl.runs.comparing import ALGORITHM, Comparison, Difference
 from rlctl.runs.lines import number
 from rlctl.runs.printable import printable, shortened
 from rlctl.runs.tables import aligned, as_json, markdown
@@ -42,12 +42,18 @@ def _settings(found: Comparison, *, style: str) -> list[str]:
     if not found.settings:
         return ["no setting differs"]
     names = [run.name for run in found.runs]
-    rows = [["setting", *names]]
+    rows, long = [["setting", *names]], list[str]()
     for one in found.settings:
-        cells = [f"{value} ({origin})" for value, origin in zip(one.values, one.origins, strict=True)]
-        rows.append([one.name, *(shortened(cell, MOST_CHARACTERS) if style == "text" else cell for cell in cells)])
+        cells = [f"{v} ({o})" if o else v for v, o in zip(one.values, one.origins, strict=True)]
+        if style == "text" and one.name == ALGORITHM:
+            long = [
+                "",
+                *(f"{ALGORITHM} of {name}: {v or 'nothing else'}" for name, v in zip(names, cells, strict=True)),
+            ]
+        else:
+            rows.append([one.name, *(shortened(cell, MOST_CHARACTERS) if style == "text" else cell for cell in cells)])
     table = markdown if style == "markdown" else aligned
-    return ["settings that differ", *_gap(style), *table(rows, left=len(rows[0]))]
+    return ["settings that differ", *_gap(style), *table(rows, left=len(rows[0])), *long]
 
 
 def _metrics(own: Sequence[Difference], *, first: str, other: str, style: str) -> list[str]:

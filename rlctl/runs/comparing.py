@@ -30,13 +30,19 @@ METRICS = (
 IDLE = ("run.name", "run.dir", "run.resume")
 """Settings that say where a run is, not what it does."""
 
+ALGORITHM = "effective algorithm"
+"""Beside the settings that differ, since several of them make it."""
+
 MEASURED = ("timing_s/", "perf/")
 """Metrics that differ between two runs of the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting with different values: [runs] values with their origins; "absent" where a run does not have it."""
+    """A setting with different values: [runs] values with their origins; "absent" where a run does not have it.
+
+    So is the effective algorithm, which several settings make, and which has no origin.
+    """
 
     name: str
     values: tuple[str, ...]
@@ -96,12 +102,21 @@ def differing(runs: Sequence[Run]) -> Iterator[Setting]:
     """None where the settings of a run are not known, as every one would differ."""
     if not all(run.settings for run in runs):
         return
+    yield from _algorithms(runs)
     for name in sorted({name for run in runs for name in run.settings}):
         values = tuple(repr(run.settings[name]) if name in run.settings else "absent" for run in runs)
         # A table that is empty in one run and filled in another is told by its settings.
         above = any(other.startswith(name + ".") for run in runs for other in run.settings)
         if len(set(values)) > 1 and name not in IDLE and not above:
             yield Setting(name, values, tuple(str(run.origins.get(name, "unknown")) for run in runs))
+
+
+def _algorithms(runs: Sequence[Run]) -> Iterator[Setting]:
+    """What of the runs' effective algorithms is not in all of them."""
+    parts = [str(run.config.get("algorithm", "unknown")).split(", ") for run in runs]
+    apart = tuple(", ".join(p for p in own if not all(p in other for other in parts)) for own in parts)
+    if any(apart):
+        yield Setting(ALGORITHM, apart, ("",) * len(runs))
 
 
 def difference(metric: str, first: Run, other: Run, *, seed: int) -> Difference | None:

@@ -31,6 +31,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("state", f"{run.state.kind}{f': {run.state.why}' if run.state.why else ''}"),
         ("folder", str(run.folder)),
         ("recipe", _recipe(run)),
+        ("algorithm", str(run.config.get("algorithm") or "unknown: an earlier version of rlctl began the run")),
         ("model", _model(run)),
         ("machine", machine_words(run)),
         ("steps", f"{run.done:,} of {'?' if run.total_steps is None else f'{run.total_steps:,}'}"),

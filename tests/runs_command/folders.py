@@ -25,9 +25,14 @@ def write_run(
     total: int | None = None,
     ended: Mapping[str, Any] | None = None,
     machine: Mapping[str, Any] | None = None,
+    algorithm: str | None = None,
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"rlctl_version": "0.1.0", "settings": dict(settings or {}), "origins": dict(origins or {})}
+    config: dict[str, Any] = {
+        "rlctl_version": "0.1.0", "settings": dict(settings or {}), "origins": dict(origins or {})
+    }  # fmt: skip
+    if algorithm is not None:
+        config["algorithm"] = algorithm
     if total is not None:
         config["total_steps"] = total
     (folder / "config.resolved.json").write_text(json.dumps(config))

@@ -95,6 +95,17 @@ def test_settings_that_differ_stand_there_with_their_origins(tmp_path: Path) -> 
     assert found.settings[1].origins == ("--set trainer.lr", "default", "unknown")
 
 
+def test_what_the_algorithms_do_not_share_is_told_of_each(tmp_path: Path) -> None:
+    lines = {"a": "grpo advantages centred only, vanilla loss, no KL", "b": "rloo advantages, vanilla loss, no KL"}
+    for name, algorithm in lines.items():
+        write_run(tmp_path / name, settings={"seed": 0}, algorithm=algorithm)
+    found = compare([read_run(tmp_path / name) for name in lines])
+    (apart,) = found.settings
+    assert apart.values == ("grpo advantages centred only", "rloo advantages")
+    assert "effective algorithm of b: rloo advantages\n" in render(found, style="text") + "\n"
+    assert "rloo advantages" in render(found, style="markdown")
+
+
 def test_what_keeps_runs_from_being_comparable_is_told(tmp_path: Path) -> None:
     a = run(tmp_path / "a", [0.1, 0.2], data={"path": "a.jsonl"}, rollout={"n": 8})
     other = write_run(
