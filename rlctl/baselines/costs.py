@@ -22,10 +22,10 @@ KINDS: tuple[JudgedPhase, ...] = ("sampling", "update")
 class Phase:
     """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
 
-    `beside` is how much of each kind of reference work it is like, in shares. `cold` is how much slower it is believed
-    to be where its threads wait for a processor for e times as long as without: they find their caches cold. `lasting`
-    (see `estimating.py`) is of a machine where a phase waits for as long as it works; where nothing waits there is no
-    neighbour that could last.
+    `beside` is by how much it slows down with each kind of reference work, in logarithms: together more than 1 where it
+    leans on memory more than they do. `cold` is how much slower it is believed to be where its threads wait for a
+    processor for e times as long as without: they find their caches cold. `lasting` (see `estimating.py`) is of a
+    machine where a phase waits for as long as it works; where nothing waits there is no neighbour that could last.
     """
 
     words: str
@@ -39,20 +39,20 @@ class Phase:
         return (*(BESIDE_BELIEFS if paired else ()), Belief(self.cold, COLD_SPREAD))
 
 
-BESIDE_BELIEFS = (Belief(0.0, 0.07), Belief(0.0, 0.15))
-"""How far a phase slows down by more or less than the reference work does on the whole, and how far shares are off."""
-COLD_SPREAD = 0.03
+BESIDE_BELIEFS = (Belief(0.0, 0.04), Belief(0.0, 0.1))
+"""How far a phase slows down by more or less than all of `beside` does, and how far its shares are off."""
+COLD_SPREAD = 0.02
 PHASES: Mapping[str, Phase] = {
     "update": Phase(
-        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.2, "update": 0.8}, cold=0.065, lasting=0.08
+        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.31, "update": 0.77}, cold=0.07, lasting=0.08
     ),
     "sampling": Phase(
-        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.45, "update": 0.55}, cold=0.14,
+        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.49, "update": 0.43}, cold=0.145,
         lasting=0.3,
     ),
     "step": Phase(
         "whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens,
-        {"sampling": 0.3, "update": 0.7}, cold=0.09, lasting=0.12,
+        {"sampling": 0.39, "update": 0.67}, cold=0.09, lasting=0.12,
     ),
 }  # fmt: skip
 
@@ -66,7 +66,7 @@ def cost(step: Step, *, name: str, phase: Phase, paired: bool) -> float | None:
     seconds, units = step.seconds.get(name, 0.0), phase.work(step)
     if not units or seconds <= 0:
         return None
-    beside = sum(share * reading(step, kind) for kind, share in phase.beside.items()) if paired else 0.0
+    beside = sum(by * reading(step, kind) for kind, by in phase.beside.items()) if paired else 0.0
     return math.log(seconds / units) - beside
 
 

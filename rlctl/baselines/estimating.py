@@ -35,7 +35,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-LEVEL = 0.99
+LEVEL = 0.98
 """Of the intervals: three times are judged at once, and twenty times of unchanged runs should raise no alarm."""
 TRIM = 0.2
 RUN_SPREAD_WEIGHT = 6

@@ -11,8 +11,8 @@ import pytest
 from rlctl.baselines.estimating import Belief, Estimate, Measured, estimate, satterthwaite, t_quantile, trimmed_mean
 
 STEPS = 10
-T_18 = 2.878
-"""99.5 % quantile of Student's t with 18 degrees of freedom, from tables; with 17 it is 2.898, with 16 2.921."""
+T_18 = 2.55
+"""99 % quantile of Student's t with 18 degrees of freedom, from tables; with 17 it is 2.57."""
 APART = 1e-4 / 0.36
 """Variance of a run where five lie a hundredth apart each: winsorised, 1 1 2 3 3 hundredths, and a fifth cut twice."""
 
@@ -33,7 +33,7 @@ def test_runs_that_lie_apart_by_hand() -> None:
     found = estimate(flat(0.0, 0.01, 0.02, 0.03, 0.04), flat(0.1, 0.11, 0.12, 0.13, 0.14), spread=0.0)
     old = 2 / 8 * APART
     new = (8 * old + 2 * APART) / 10
-    reach = 2.905 * math.sqrt(old / 5 + new / 5)
+    reach = 2.575 * math.sqrt(old / 5 + new / 5)
     assert logs(found) == pytest.approx((0.1, 0.1 - reach, 0.1 + reach), abs=3e-4)
 
 
@@ -54,8 +54,8 @@ def test_what_runs_in_a_row_have_in_common_is_not_averaged_out() -> None:
 def test_a_single_run_is_judged_by_the_spread_of_the_baselines_runs() -> None:
     found = estimate(flat(0.0, 0.01, 0.02, 0.03, 0.04), flat(0.12), spread=0.03)
     run = (6 * 0.03**2 + 2 * APART) / 8
-    # Both are known with 8 degrees of freedom, of which Satterthwaite makes 11.1: t is 3.106 with 11.
-    reach = 3.10 * math.sqrt(run / 5 + run)
+    # Both are known with 8 degrees of freedom, of which Satterthwaite makes 11.1: t is 2.72 with 11.
+    reach = 2.715 * math.sqrt(run / 5 + run)
     assert logs(found) == pytest.approx((0.1, 0.1 - reach, 0.1 + reach), abs=1e-3)
 
 
@@ -121,7 +121,7 @@ def test_the_interval_misses_as_seldom_as_it_says() -> None:
 
     found = [estimate(runs(), runs(), spread=0.03, beliefs=[Belief(0.0, 0.3)]) for _ in range(1000)]
     missed = fmean(not each.low < 0 < each.high for each in found)
-    assert 0.003 < missed < 0.02
+    assert 0.005 < missed < 0.035
 
 
 def test_a_trimmed_mean_and_its_variance_by_hand() -> None:

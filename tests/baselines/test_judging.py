@@ -36,7 +36,7 @@ def test_no_unchanged_runs_are_a_regression() -> None:
 def test_one_run_alone_is_no_regression_and_mostly_inconclusive() -> None:
     called = [judge(baseline(first_seed=100 * i), [run(100 * i + 50)]).outcome for i in range(30)]
     assert "regression" not in called
-    assert called.count("inconclusive") >= 20
+    assert called.count("inconclusive") > 15
 
 
 def test_what_waiting_for_a_processor_costs_is_learnt_from_the_runs_and_not_called_slower() -> None:
