@@ -125,8 +125,11 @@ def _torn_down_if_it_fails() -> Iterator[None]:
 
 
 def last_written(folder: Path, run_id: str) -> int | None:
-    """The last step in the files of a run that was offline; None where there are none, -1 where they hold no step."""
-    files = list(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    """The last step in the files of a run that was offline; None where there are none, -1 where they hold no step.
+
+    A life that begins in the second in which another did has a folder whose name goes on behind the id.
+    """
+    files = list(folder.glob(f"offline-run-*-{run_id}*/run-{run_id}.wandb"))
     return max((step for file in files for step in _steps(file)), default=-1) if files else None
 
 

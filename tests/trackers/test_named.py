@@ -169,6 +169,17 @@ def test_what_wandb_lost_when_it_was_killed_is_sent_again(tmp_path: Path) -> Non
     assert wandb_files.steps(second) == [2, 3, 4, 5]
 
 
+def test_a_life_of_wandb_that_began_in_the_same_second_as_another_is_read_too(tmp_path: Path) -> None:
+    from rlctl.trackers.wandb import last_written
+
+    live(tmp_path / "run", TrackingSettings(trackers=["wandb"], wandb={"mode": "offline"}), range(3), score=0.5)
+    (folder,) = (tmp_path / "run/wandb").glob("offline-run-*")
+    run_id = folder.name.rsplit("-", 1)[-1]
+    assert last_written(tmp_path / "run/wandb", run_id) == 2
+    folder.rename(folder.with_name(f"{folder.name}-1"))
+    assert last_written(tmp_path / "run/wandb", run_id) == 2
+
+
 def test_wandb_is_told_nothing_of_the_command_line(tmp_path: Path) -> None:
     """It may hold secrets; W&B's own metadata would have it, the folder, and the code's repository."""
     live(tmp_path / "run", TrackingSettings(trackers=["wandb"], wandb={"mode": "offline"}), [0])
