@@ -41,7 +41,7 @@ class Phase:
 
 BESIDE_BELIEFS = (Belief(0.0, 0.04), Belief(0.0, 0.1))
 """How far a phase slows down by more or less than all of `beside` does, and how far its shares are off."""
-COLD_SPREAD = 0.02
+COLD_SPREAD = 0.04
 PHASES: Mapping[str, Phase] = {
     "update": Phase(
         "update (MFU)", lambda step: step.flops_update, {"sampling": 0.31, "update": 0.77}, cold=0.07, lasting=0.08
