@@ -19,8 +19,9 @@ from rlctl.types import KlEstimator, TrainRow
 Values = npt.NDArray[np.float64]
 
 LOG_RATIO_LIMIT = 20.0
+"""Differences of log-probs are clamped to +-20 before exp, as in verl: exp(20) = 5e8 is still finite in float32."""
 K3_LIMIT = 10.0
-"""Bounds of k3, both as in `engine/loss.py`."""
+"""k3 is clamped to +-10 after that, as in verl: one outlier token must not own the gradient. The loss takes both."""
 MOST_ERROR = 0.2
 """Bound of the relative distance from the target that counts, as in the paper."""
 

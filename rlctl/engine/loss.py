@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlctl.algorithms.kl_in_reward import K3_LIMIT, LOG_RATIO_LIMIT
 from rlctl.engine.policy_losses import Tokens, loss_function, row_function
 from rlctl.types import KlEstimator, LossAggMode, LossSpec
-
-LOG_RATIO_LIMIT = 20.0
-"""Differences of log-probs are clamped to +-20 before exp, as in verl: exp(20) = 5e8 is still finite in float32."""
-K3_LIMIT = 10.0
-"""k3 is clamped to +-10 after that, as in verl: one outlier token must not own the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
