@@ -6,11 +6,11 @@ import difflib
 import importlib
 import inspect
 import operator
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlctl.backends.importing import look_in_working_folder
 from rlctl.errors import ConfigError
 
 AnyCallable = Callable[..., Any]
@@ -32,8 +32,7 @@ def is_custom(name: str) -> bool:
 
 def _import(name: str, module_name: str) -> object:
     """The module, found where Python finds it or, last so that it shadows nothing, in the current folder."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    look_in_working_folder()
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlctl.backends.importing import look_in_working_folder
 from rlctl.errors import ConfigError
 from rlctl.trackers.base import Tracker
 from rlctl.trackers.table import TRACKERS
@@ -65,8 +65,7 @@ def _guarded(work: Callable[[], Any], *, name: str, package: str, extra: str) ->
 
 def _custom(name: str, options: dict[str, Any]) -> Tracker:
     module_name, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:  # last, so that it shadows nothing
-        sys.path.append(str(Path.cwd()))
+    look_in_working_folder()
     importlib.invalidate_caches()
     try:
         kind = getattr(importlib.import_module(module_name), attribute)
