@@ -6,9 +6,10 @@ Formulas are those of 0.11.2: openrlhf/models/loss.py, openrlhf/trainer/ppo_util
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 from rlctl.peers import common
-from rlctl.peers.book import Book
+from rlctl.peers.book import Book, as_number
 from rlctl.peers.entries import shown
 from rlctl.peers.findings import Effect, Group
 
@@ -243,16 +244,55 @@ def data(book: Book) -> None:
     book.exact([template], "", {"data.prompt_format": how})
 
 
+IS = "algo.advantage.is_correction_"
+
+
 def correction(book: Book) -> None:
-    keys = [key for key in book.table.defaults if key.startswith("algo.advantage.is_correction_")]
-    on = book.flag("algo.advantage.is_correction_enable")
-    on = on or str(book.value("algo.advantage.is_correction_level") or "off") != "off"
-    if not on:
+    keys = [key for key in book.table.defaults if key.startswith(IS)]
+    if book.waits(keys):
+        return
+    if not (book.flag(f"{IS}enable") or str(book.value(f"{IS}level") or "off") != "off"):
         book.unused(keys, "the correction is off")
         return
-    given = [key for key in keys if book.has(key)]
-    text = "OpenRLHF bounds weights on both sides, or gates them by the completion; set algorithm.rollout_is yourself"
-    book.missing(given or keys, text)
+    given = [key for key in keys if book.has(key)] or keys
+    mode, bounds = _weights_of_tokens(book), _bounds(book.value(f"{IS}threshold"))
+    if mode is None:
+        text = "OpenRLHF gates weights by the completion or by a divergence; set algorithm.rollout_is yourself"
+        book.missing(given, text)
+    elif bounds is None:
+        book.invalid(given, f"{shown(book.value(f'{IS}threshold'))} is neither a bound nor two of them")
+    elif mode == "truncate" and bounds[0] > 0:
+        text = f"OpenRLHF also raises weights to {bounds[0]:g}; rlctl bounds them from above only"
+        settings = {"algorithm.rollout_is": "token", "algorithm.rollout_is_threshold": bounds[1]}
+        book.put(Group.MEANING, given, text, settings, effect=Effect.RESULT)
+    else:
+        lower = {"algorithm.rollout_is_lower": bounds[0]} if mode == "mask" else {}
+        settings = {"algorithm.rollout_is": "token", "algorithm.rollout_is_mode": mode}
+        book.exact(given, "", settings | {"algorithm.rollout_is_threshold": bounds[1]} | lower)
+
+
+def _weights_of_tokens(book: Book) -> str | None:
+    """What becomes of a token's weight beyond the bounds, as rlctl calls it; None where a completion's decides.
+
+    0.11.2 has a level, a mode and what is compared with the bounds, 0.11.0 one name for all, and versions before only
+    one bound, from above.
+    """
+    if f"{IS}level" in book.table.defaults:
+        by_token = book.value(f"{IS}level") == "token" and book.value(f"{IS}gating") == "ratio"
+        return {"mask": "mask", "clip": "truncate"}.get(str(book.value(f"{IS}mode"))) if by_token else None
+    if f"{IS}type" in book.table.defaults:
+        return {"icepop": "mask", "tis": "truncate"}.get(str(book.value(f"{IS}type")))
+    return "truncate"
+
+
+def _bounds(value: Any) -> tuple[float, float] | None:
+    """Of weights, from below and from above; one number is the latter."""
+    parts = value if isinstance(value, list) else [value]
+    numbers = [number for part in parts if (number := as_number(part)) is not None]
+    if len(numbers) != len(parts) or not 1 <= len(numbers) <= 2:
+        return None
+    low, high = (0.0, *numbers)[-2:]
+    return low, high
 
 
 def filtering(book: Book) -> None:

@@ -5,7 +5,6 @@ Nothing is run. What is not a config ends in a ConfigError that says what was fo
 
 from __future__ import annotations
 
-import ast
 import codecs
 import json
 import stat
@@ -19,7 +18,8 @@ from typing import Any, NoReturn
 from rlctl.errors import ConfigError
 from rlctl.peers.command_line import Launch, launch, override
 from rlctl.peers.entries import MAX_ENTRIES, Entry, Source, flattened, whole
-from rlctl.peers.references import EXPRESSION, resolved
+from rlctl.peers.python_program import read_program
+from rlctl.peers.references import resolved
 from rlctl.peers.shell import Command, Script, read_script
 from rlctl.peers.yaml_entries import read_yaml
 
@@ -210,33 +210,7 @@ def _opened(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _python(text: str, path: str, variables: Mapping[str, str]) -> Source:
-    """The arguments of the one `GRPOConfig(...)` of a program; what is no literal is an expression."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}:{getattr(error, 'lineno', None) or 1}: not Python: {error}.") from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "GRPOConfig"]
-    if len(calls) != 1:
-        raise ConfigError(f"{path}: Python with {len(calls)} calls of GRPOConfig(...); one is wanted.")
-    places = f"line {calls[0].lineno}"
-    entries = [
-        Entry(keyword.arg or "**", _literal(keyword.value), f"line {keyword.value.lineno}", keyword.arg or "**")
-        for keyword in calls[0].keywords
-    ]
-    entries += [Entry("output_dir", _literal(node), places, "output_dir") for node in calls[0].args[:1]]
-    return Source(path, "Python", tuple(_opened(entries)), "GRPOConfig(...)")
-
-
-def _name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return f"{EXPRESSION} {ast.unparse(node)}"
-    return list(value) if isinstance(value, tuple | set) else value
+    return Source(path, "Python", tuple(_opened(read_program(text, path))), "GRPOConfig(...)")
 
 
 _FORMS = {

@@ -187,6 +187,8 @@ def lora(book: Book) -> None:
         book.exact(keys[2:3], "", {"model.lora.target_modules": names})
     if book.number(keys[3]):
         book.missing(keys[3:], f"dropout of {shown(book.value(keys[3]))} on LoRA's factors; rlctl has none")
+    elif book.number(keys[3]) == 0:
+        book.exact(keys[3:], "no dropout")
 
 
 def data(book: Book) -> None:

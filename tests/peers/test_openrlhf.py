@@ -141,7 +141,7 @@ def test_flat_options_are_those_of_the_older_version(tmp_path: Path) -> None:
         ),
         (["--reward.remote_url", "reward.py"], "reward.remote_url"),
         (["--reward.normalize_enable"], "reward.normalize_enable"),
-        (["--algo.advantage.is_correction_enable"], "algo.advantage.is_correction_enable"),
+        (["--algo.advantage.is_correction_level", "seq"], "algo.advantage.is_correction_level"),
         (["--train.async_enable"], "train.async_enable"),
         (["--data.max_len", "2048"], "data.max_len"),
     ],
@@ -155,3 +155,41 @@ def test_kl_in_the_reward_by_default_is_told(tmp_path: Path) -> None:
     made = openrlhf(tmp_path, *SIZES, "1024")
     assert any("taken off each token's reward, with weight 0.01" in found.text for found in made.findings)
     assert (made.settings["algorithm.kl_coef"], made.settings["algorithm.use_kl_in_reward"]) == (0.01, True)
+
+
+def correcting(arguments: str) -> list[str]:
+    """`level token` as --algo.advantage.is_correction_level token."""
+    words = arguments.split()
+    return [f"--algo.advantage.is_correction_{word}" if word in CORRECTION else word for word in words]
+
+
+CORRECTION = ("level", "mode", "threshold", "gating")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ("level token", {"_mode": "mask", "_lower": 0.5, "_threshold": 5.0}),
+        ("level token threshold 3", {"_mode": "mask", "_lower": 0.0, "_threshold": 3.0}),
+        ("level token mode clip threshold 0 3", {"_threshold": 3.0}),
+    ],
+)
+def test_weights_of_tokens_are_bounded_alike(tmp_path: Path, arguments: str, settings: dict[str, Any]) -> None:
+    made = openrlhf(tmp_path, *SIZES, "1024", *correcting(arguments))
+    wanted = {"algorithm.rollout_is": "token"} | {f"algorithm.rollout_is{name}": v for name, v in settings.items()}
+    assert {name: value for name, value in made.settings.items() if "rollout_is" in name} == wanted
+    assert finding(made, "algo.advantage.is_correction_level").group is Group.EXACT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "group", "said"),
+    [
+        ("level token mode clip", Group.MEANING, "also raises weights to 0.5"),
+        ("level token gating tv", Group.MISSING, "by a divergence"),
+        ("level token threshold much", Group.INVALID, "neither a bound nor two"),
+    ],
+)
+def test_other_weights_change_the_result(tmp_path: Path, arguments: str, group: Group, said: str) -> None:
+    found = finding(openrlhf(tmp_path, *SIZES, "1024", *correcting(arguments)), "algo.advantage.is_correction_level")
+    assert (found.group, found.effect) == (group, Effect.RESULT)
+    assert said in found.text

@@ -231,3 +231,39 @@ def test_python_gives_literals_and_names_expressions(tmp_path: Path) -> None:
     assert found["num_generations"] == Unresolved("G", ("G",))
     assert isinstance(found["**"], Unresolved)
     assert not Path("ran").exists()
+
+
+PROGRAM = """
+from trl import GRPOConfig, GRPOTrainer
+MODEL: str = "Qwen/Qwen3-0.6B"
+RATE = 2e-6
+twice = 1
+twice = 2
+def main(argument=3):
+    args = GRPOConfig(learning_rate=RATE, num_generations=twice, beta=argument)
+    lora = LoraConfig(%s)
+    trainer = GRPOTrainer(%s, args=args, train_dataset=data, peft_config=lora)
+"""
+
+
+def test_python_gives_what_the_trainer_is_handed(tmp_path: Path) -> None:
+    text = PROGRAM % ("16, target_modules=['q_proj'], bias='none', use_dora=True", "model=MODEL, reward_funcs=[good]")
+    found = values(source(tmp_path, text, "train.py"))
+    assert found["model_name_or_path"] == "Qwen/Qwen3-0.6B"
+    assert found["learning_rate"] == 2e-6
+    assert found["reward_funcs"] == Unresolved("[good]", ("[good]",))
+    assert found["num_generations"] == Unresolved("twice", ("twice",))
+    assert found["beta"] == Unresolved("argument", ("argument",))
+    lora = {key: value for key, value in found.items() if "lora" in key or key.startswith("use_")}
+    # peft's own alpha and dropout, not those of TRL's program.
+    assert lora == {
+        "use_peft": True, "lora_r": 16, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": ["q_proj"],
+        "use_dora": True,
+    }  # fmt: skip
+
+
+def test_python_takes_the_trainers_arguments_by_their_order(tmp_path: Path) -> None:
+    found = values(source(tmp_path, PROGRAM % ("", "'org/model', good"), "train.py"))
+    assert found["model_name_or_path"] == "org/model"
+    assert found["reward_funcs"] == Unresolved("good", ("good",))
+    assert found["lora_r"] == 8
