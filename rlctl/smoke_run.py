@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from rlctl.baselines.meter import Meter
 from rlctl.baselines.record import Record, record_of
 from rlctl.config import Loaded
 from rlctl.foreign_output import to_stderr
+from rlctl.live.progress import duration
 from rlctl.loop import backend_for, run
 from rlctl.prepare import prepare
 from rlctl.report import Metrics
@@ -103,21 +105,37 @@ def checks_of_all(runs: Sequence[SmokeRun]) -> list[Check]:
 
 def run_apart(arguments: Sequence[str], *, runs: int) -> Iterator[SmokeRun | int]:
     """`rlctl smoke ARGUMENTS` so many times, each in a process of its own; the exit code of one that showed nothing."""
+    said = set[str]()
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rlctl-smoke-") as folder:
         for number in range(1, runs + 1):
             file = Path(folder) / f"{number}.json"
-            display.tell(f"run {number} of {runs}")
-            code = _wait([sys.executable, "-m", "rlctl", "smoke", *arguments, "--record", str(file)])
+            display.tell(f"run {number} of {runs}{_left(time.monotonic() - begun, done=number - 1, of=runs)}")
+            code = _wait([sys.executable, "-m", "rlctl", "smoke", *arguments, "--record", str(file)], said)
             if not file.exists():
                 yield code or 1
                 return
             yield SmokeRun.load(file)
 
 
-def _wait(command: Sequence[str]) -> int:
-    """Run it to its end; what asks this process to end asks the run, which ends in order."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    with _passed_on(process):
+def _left(seconds: float, *, done: int, of: int) -> str:
+    """After `done` runs, which took so many seconds."""
+    return f", about {duration(seconds / done * (of - done))} left" if done else ""
+
+
+def _wait(command: Sequence[str], said: set[str]) -> int:
+    """Run it to its end; what asks this process to end asks the run, which ends in order.
+
+    Of what it says on stderr, lines that were `said` before are left out: twenty runs would begin alike.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with _passed_on(process), process.stderr as stderr:
+        for line in stderr:
+            text = line.decode(errors="backslashreplace").rstrip("\n")
+            if text not in said:
+                said.add(text)
+                display.tell(text)
         code = process.wait()
     # Killed by a signal, as a shell tells it.
     return 128 - code if code < 0 else code

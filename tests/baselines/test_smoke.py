@@ -32,6 +32,8 @@ def test_the_engine_repeats_its_baseline_to_the_last_bit(tiny_llama: Path, tmp_p
     written = rlctl("smoke", *STEPS, *options, "--runs", "2", "--write-baseline", str(path))
     assert written.returncode == 0, written.stdout + written.stderr
     assert f"baseline: 2 runs of 10 steps written to {path}" in written.stdout
+    assert "run 2 of 2, about " in written.stderr
+    assert written.stderr.count("effective algorithm: ") == 1
     judged = rlctl("smoke", *options, "--baseline", str(path), "--runs", "1", "-f", "json")
     assert judged.returncode in (0, 4, 5), judged.stderr
     content = json.loads(judged.stdout)
