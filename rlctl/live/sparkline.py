@@ -38,7 +38,11 @@ def _percent(value: float) -> str:
 
 
 KL = Curve("KL", "actor/ppo_kl", _short)
-KL_TO_REFERENCE = Curve("KL to ref", "actor/kl_loss", _short)
+KL_TO_REFERENCE = (
+    Curve("KL to ref", "actor/kl_loss", _short),
+    Curve("KL to ref", "reward/kl/mean", _short),
+)
+"""Where it is in the loss, and where it is taken off the reward."""
 
 CURVES = (
     Curve("score", "score/mean", _three),
@@ -67,8 +71,9 @@ def curve_lines(history: Sequence[Metrics], width: int, height: int, *, glyphs: 
 
 def curves_of(history: Sequence[Metrics]) -> list[Curve]:
     """With a reference model the divergence from it is the one to watch; else that of the step's own updates."""
-    to_reference = any(record.get(KL_TO_REFERENCE.key) for record in history)
-    return [KL_TO_REFERENCE if curve is KL and to_reference else curve for curve in CURVES]
+    measured = (curve for curve in KL_TO_REFERENCE if any(record.get(curve.key) for record in history))
+    kl = next(measured, KL)
+    return [kl if curve is KL else curve for curve in CURVES]
 
 
 def _one(curve: Curve, history: Sequence[Metrics], width: int, *, glyphs: Glyphs) -> Text:

@@ -113,7 +113,9 @@ SUBJECTS = (
         "Policy",
         (
             Chart("entropy", ("actor/entropy",), "nats a token"),
-            Chart("KL", ("actor/ppo_kl", "actor/kl_loss"), why="ppo_kl: old policy to new, nats a token"),
+            Chart(
+                "KL", ("actor/ppo_kl", "actor/kl_loss", "reward/kl/mean"), why="ppo_kl: old policy to new, nats a token"
+            ),
             _share("clipped tokens", "actor/pg_clipfrac"),
             Chart(
                 "sampler against trainer", ("training/rollout_probs_diff_mean", "training/rollout_probs_diff_max"),

@@ -21,7 +21,8 @@ FEWEST_BLOCKS = 4
 
 METRICS = (
     "score/mean", "reward/mean", "reward/frac_zero_signal", "response_length/mean", "response_length/clip_ratio",
-    "actor/entropy", "actor/grad_norm", "actor/pg_clipfrac", "actor/ppo_kl", "training/rollout_probs_diff_mean",
+    "actor/entropy", "actor/grad_norm", "actor/pg_clipfrac", "actor/ppo_kl", "reward/kl/mean",
+    "training/rollout_probs_diff_mean",
     "timing_s/step", "timing_s/gen", "timing_s/update_actor", "perf/tokens_per_s", "perf/mfu/actor", "perf/mfu/step",
     "perf/max_memory_allocated_gb",
 )  # fmt: skip

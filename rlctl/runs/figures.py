@@ -135,7 +135,9 @@ def chart_plot(drawn: Drawn, *, key: str) -> Plot:
             _curve(axes, one, colour=PALETTE[place], width=1.4 + 0.8 * min(3, len(curves) - 1 - place))
     if not any(value for one in curves for value in one.values):
         axes.set_ylim(-0.05, 1)
-    if drawn.chart.log and any(value > 0 for one in curves for value in one.values):
+    if drawn.chart.log and (above := [value for one in curves for value in one.values if value > 0]):
+        if math.isclose(min(above), max(above)):  # as means of equal values are
+            axes.set_ylim(above[0] / 10, above[0] * 10)
         axes.set_yscale("log", nonpositive="mask")
     _step_ticks(axes)
     return _plot(figure, key=key)

@@ -59,8 +59,9 @@ def test_two_curves_share_a_line_where_lines_are_few() -> None:
     assert "reward" in lines[0]
 
 
-def test_with_a_reference_model_the_divergence_from_it_is_shown() -> None:
-    lines = plain(curve_lines([metrics(1, actor__kl_loss=0.02)], 60, 7, glyphs=UNICODE))
+@pytest.mark.parametrize("key", ["actor__kl_loss", "reward__kl__mean"])
+def test_with_a_reference_model_the_divergence_from_it_is_shown(key: str) -> None:
+    lines = plain(curve_lines([metrics(1, **{key: 0.02})], 60, 7, glyphs=UNICODE))
     assert next(line for line in lines if line.startswith("KL")).split()[:4] == ["KL", "to", "ref", "0.0200"]
 
 
