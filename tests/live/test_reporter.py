@@ -18,8 +18,8 @@ from rlctl.live.reporter import FASTEST_S, NO_WRAP, WRAP, LiveReporter, Picture
 from tests.live.story import HOSTILE, metrics, rollout
 from tests.runs import prepared, write_problems
 
-LOOSE_S = 5.0
-"""Far more than anything here takes, far less than what it would take if it waited for the terminal."""
+LOOSE_S = 30.0
+"""Three times the longest rest between two pictures, far less than what it takes to wait for the terminal."""
 
 
 class Stream(io.StringIO):
