@@ -35,6 +35,11 @@ class RlctlError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def with_cure(self) -> str:
+        """In one line, where it is told beside another error."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class RewardError(RlctlError):
     """A reward function returned no number, failed on every completion, or gives gold answers less than full marks."""

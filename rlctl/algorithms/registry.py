@@ -138,7 +138,7 @@ class Registry(Generic[EntryT]):
     def _unknown(self, name: str, failures: list[RlctlError]) -> ConfigError:
         known = self.names()
         text = f"there is no {self.kind} {name!r}{self._meant(name, known)}"
-        text += "".join(f" It may be in a plugin that failed: {failure.message}" for failure in failures)
+        text += "".join(f" It may be in a plugin that failed: {failure.with_cure}" for failure in failures)
         return ConfigError(
             text,
             hint=f"known: {', '.join(known)}. To add one, install a package with an entry point in group "

@@ -286,7 +286,7 @@ def _not_found(name: str, failures: list[RlctlError]) -> BackendNotFound:
     known = names()
     close = difflib.get_close_matches(name, known, n=1)
     text = f"No backend is called {name!r}." + (f" Did you mean {close[0]!r}?" if close else "")
-    text += "".join(f"\nIt may be in a plugin that failed: {failure.message}" for failure in failures)
+    text += "".join(f"\nIt may be in a plugin that failed: {failure.with_cure}" for failure in failures)
     return BackendNotFound(
         text,
         hint=f"known: {', '.join(known)}. To add one, install a package with an entry point in group {GROUP!r}, "

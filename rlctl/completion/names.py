@@ -80,6 +80,12 @@ def algorithms(setting: str) -> Iterator[Pair]:
         yield from ((entry.name, entry.formula) for entry in losses.registry.registered())
 
 
+def environments(incomplete: str) -> Iterator[Pair]:
+    from rlctl.environments import registry
+
+    yield from ((name, "") for name in ("null", *registry.names()))
+
+
 def run_folders(context: typer.Context, incomplete: str) -> Iterator[Pair]:
     """Their folders, for what takes any model."""
     yield from ((str(folder), "") for folder in _run_folders(context))
@@ -146,5 +152,7 @@ def _values(key: str, setting: Setting | None) -> Iterator[Pair]:
         yield from rewards("")
     elif key in ("algorithm.adv_estimator", "algorithm.policy_loss"):
         yield from algorithms(key)
+    elif key == "environment.name":
+        yield from environments("")
     elif setting is not None:
         yield from ((choice, setting.meaning) for choice in setting.choices)

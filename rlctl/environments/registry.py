@@ -99,7 +99,7 @@ def _entry(name: str) -> Entry:
     if name in found:
         return found[name]
     near = did_you_mean(name, sorted(found)) or f" Known: {', '.join(sorted(found))}."
-    broken = " ".join(f"A plugin failed: {failure.message}" for failure in failures)
+    broken = " ".join(f"A plugin failed: {failure.with_cure}" for failure in failures)
     raise ConfigError(
         f"environment.name = {name!r}: there is no such environment.{near}" + (f" {broken}" if broken else ""),
         hint="a class of your own is named as package.module:Class; docs/environments.md builds one up.",

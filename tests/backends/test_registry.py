@@ -144,6 +144,14 @@ def test_unknown_name_gets_the_nearest_the_known_and_both_hooks(site):
     assert all(word in failure["hint"] for word in ("local", "'rlctl.backends'", "RLCTL_PLUGINS"))
 
 
+def test_a_plugin_that_failed_is_told_with_its_cure(site):
+    site.module("bare", "")
+    failure = site.failure("registry.get('other')", plugins="bare")
+    cure = f"(call rlctl.backends.registry.register at the top level of {site.folder / 'bare.py'}.)"
+    assert "It may be in a plugin that failed: " in failure["message"]
+    assert failure["message"].endswith(cure)
+
+
 def test_backend_whose_package_is_not_installed_names_the_install_line(site):
     toy(site)
     failure = site.failure("registry.get('toy').load('backend')")
