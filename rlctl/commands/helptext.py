@@ -107,6 +107,14 @@ class _Context(TyperCommand.context_class):  # type: ignore[valid-type,misc]
 class _Command(TyperCommand):
     context_class = _Context
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # Typer has pydantic read values, which begins so what validators say.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
 
 class _Group(TyperGroup):
     context_class = _Context

@@ -46,6 +46,11 @@ def test_every_text_parameter_completes_or_is_known_to_be_free(name: str) -> Non
         )
 
 
+def test_environments_are_known_by_name() -> None:
+    assert answered("train", "--set", "environment.name=cal") == ["words", "environment.name=calculator"]
+    assert "environment.name=null" in answered("train", "--set", "environment.name=")
+
+
 def test_variants_are_those_of_the_preset_in_the_line() -> None:
     assert answered("train", "--preset", "bird-grpo", "--variant", "") == ["words", "gpu", "embedded", "cpu"]
     assert answered("train", "--preset", "nosuch", "--variant", "") == []
@@ -134,4 +139,6 @@ def test_the_completion_command_prints_a_script_and_writes_nothing(tmp_path: Pat
     for shell in ("bash", "zsh", "fish"):
         assert "__complete" in rlctl("completion", shell, HOME=str(home)).stdout
     assert list(home.iterdir()) == []
-    assert rlctl("completion", "tcsh").returncode == 2
+    refused = rlctl("completion", "tcsh")
+    assert refused.returncode == 2
+    assert "Invalid value for 'SHELL': 'tcsh' is not one of 'bash', 'zsh', 'fish'." in refused.stderr
