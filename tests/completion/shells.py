@@ -62,8 +62,19 @@ class Shell:
             self.quiet()
         shown = plain(self.seen[before:])
         self.type("\x15\x03")
-        self.quiet()
+        self.until_it_answers()
         return shown
+
+    def until_it_answers(self) -> None:
+        """What is typed while the shell still deals with Ctrl-C may be lost, so it is asked again and again."""
+        self.lines += 1
+        answer, end = f"here{self.lines}.", time.monotonic() + LONGEST_S
+        while answer not in plain(self.seen):
+            assert time.monotonic() < end, f"{self.name} does not answer; it showed:\n{plain(self.seen)[-2000:]}"
+            self.type(f"\x15printf 'here%s.\\n' {self.lines}\r")
+            soon = time.monotonic() + 2.0
+            while answer not in plain(self.seen) and time.monotonic() < soon:
+                self._read(0.1)
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
