@@ -218,7 +218,7 @@ def test_a_second_signal_leaves_at_once_and_the_lock_goes_with_the_process(
     time.sleep(0.3)
     assert child.poll() is None
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=5) == 130
+    assert child.wait(timeout=60) == 130
     notes: list[str] = []
     with runlock.held(tmp_path / "run", note=notes.append):
         assert len(notes) == 1

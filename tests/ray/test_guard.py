@@ -25,7 +25,7 @@ os.kill(os.getpid(), 9)
 
 
 def gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if start_time(pid) is None or Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
             return True
@@ -37,7 +37,7 @@ def test_after_kill_9_children_and_files_go(tmp_path: Path) -> None:
     owner = subprocess.run([sys.executable, "-c", OWNER, str(tmp_path / "f")], capture_output=True, text=True)
     assert owner.returncode == -9
     assert gone(int(owner.stdout))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (tmp_path / "f").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not (tmp_path / "f").exists()
