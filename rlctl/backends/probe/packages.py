@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
+from collections.abc import Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,8 +24,14 @@ def package_of(target: str, *, distributed_as: str = "") -> Package | None:
     folder = _folder(top)
     if folder is None:
         return None
-    name = distributed_as or next(iter(packages_distributions().get(top, [])), "")
+    name = distributed_as or next(iter(_distributions(tuple(sys.path)).get(top, [])), "")
     return Package(name or top, _version(name, top, folder), str(folder))
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Of each top-level package: it takes a look at every file that is installed on the path, a second of them."""
+    return packages_distributions()
 
 
 def _folder(top: str) -> Path | None:
