@@ -73,3 +73,14 @@ main()
     assert "which is not installed" in done.stderr
     assert "hint: pip install 'rlctl[ray]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_deepspeed_does_not_bring_mlflow_along(ray_stack: None) -> None:
+    code = (
+        "import sys; from rlctl.backends.ray.installed import import_deepspeed; import_deepspeed()\n"
+        "import deepspeed, importlib.util\n"
+        "print('mlflow' in sys.modules, importlib.util.find_spec('mlflow') is not None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # It is here, and can be imported later by what wants it.
+    assert done.stdout.split()[-2:] == ["False", "True"]

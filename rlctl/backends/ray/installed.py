@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import platform
+import sys
 
 from rlctl.errors import BackendUnavailable
 
@@ -16,3 +18,17 @@ def require(module: str) -> None:
         raise BackendUnavailable(
             f"backend 'ray' needs {module!r}, which is not installed on {platform.node()}.", hint=INSTALL
         )
+
+
+def import_deepspeed() -> None:
+    """Without mlflow, which its autotuner imports where it is installed: half of the seconds that a rank starts in.
+
+    Raises BackendUnavailable as `require` does.
+    """
+    require("deepspeed")
+    if not {"deepspeed", "mlflow"} & sys.modules.keys():
+        sys.modules["mlflow"] = None  # type: ignore[assignment]  # so that importing it fails
+        try:
+            importlib.import_module("deepspeed")
+        finally:
+            del sys.modules["mlflow"]

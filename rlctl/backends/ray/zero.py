@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlctl.backends.ray.installed import require
+from rlctl.backends.ray.installed import import_deepspeed
 from rlctl.backends.ray.settings import RaySettings
 from rlctl.errors import ConfigError
 from rlctl.presets import did_you_mean
@@ -61,7 +61,7 @@ def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def check_config(settings: RaySettings) -> None:
     """Raises ConfigError for a `zero_optimization` that DeepSpeed does not know, BackendUnavailable without it."""
-    require("deepspeed")
+    import_deepspeed()
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
