@@ -15,6 +15,7 @@ apart:
    https://doi.org/10.1093/biomet/61.1.165). Few runs tell little of a spread, so it is moderated: the baseline's
    towards what is believed of it, that of the runs now towards the baseline's (Smyth 2004,
    https://doi.org/10.2202/1544-6115.1027, section 4: a weighted mean of variances, weights as degrees of freedom).
+   That of the runs now is not less than they show: neighbours that come and go set them further apart.
 5. Neighbours stay: of what a run is off, the next run's share is `lasting`, and more runs in a row do not average it
    out (the design effect of cluster samples, Kish 1965, Survey Sampling, section 5.4). With n runs a side's variance is
    not 1 / n of a run's but 1 / n + lasting.
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
 from typing import Any
 
@@ -99,7 +100,8 @@ def estimate(
     believed = spread**2 + fmean((*old.step_variances, *new.step_variances))
     felt = _felt(old, new, variance=believed, beliefs=beliefs)
     old_run = old.typical_run(felt, believed=believed, weight=RUN_SPREAD_WEIGHT)
-    new_run = new.typical_run(felt, believed=old_run.variance, weight=old_run.freedom)
+    moderated = new.typical_run(felt, believed=old_run.variance, weight=old_run.freedom)
+    new_run = replace(moderated, variance=max(moderated.variance, new.variance_seen(felt)))
     sides = ((old, old_run), (new, new_run))
     parts = [(run.variance * (1 / len(side.y_R) + lasting), run.freedom) for side, run in sides]
     variance = sum(part for part, _ in parts) + felt.variance(new.x_RK.mean(axis=0) - old.x_RK.mean(axis=0))
@@ -118,10 +120,17 @@ class _Side:
 
     def typical_run(self, felt: _Felt, *, believed: float, weight: int) -> Centre:
         """Where a run lies without what is felt, and the variance of one run, moderated towards what is believed."""
-        centre = trimmed_mean((self.y_R - self.x_RK @ felt.shares_K).tolist())
+        centre = self._centre(felt)
         freedom = weight + centre.freedom
-        seen = centre.freedom * centre.variance * len(self.y_R)
-        return Centre(centre.value, (weight * believed + seen) / freedom, freedom)
+        variance = (weight * believed + centre.freedom * self.variance_seen(felt)) / freedom
+        return Centre(centre.value, variance, freedom)
+
+    def variance_seen(self, felt: _Felt) -> float:
+        """Of one run, by these runs alone."""
+        return self._centre(felt).variance * len(self.y_R)
+
+    def _centre(self, felt: _Felt) -> Centre:
+        return trimmed_mean((self.y_R - self.x_RK @ felt.shares_K).tolist())
 
 
 def _side(runs: Sequence[Measured], usual: Sequence[float]) -> _Side:

@@ -28,12 +28,19 @@ def logs(found: Estimate) -> tuple[float, ...]:
 
 
 def test_runs_that_lie_apart_by_hand() -> None:
-    # Of the baseline's spread 2 parts of 8 are seen and the others believed to be 0; of that now, 2 of 10 are seen and
-    # the others believed to be the baseline's. Satterthwaite's degrees of freedom of the sum are 16.7.
+    # Of the baseline's spread 2 parts of 8 are seen and the others believed to be 0; that of the runs now would be
+    # less than they show, with the baseline's beside it. Satterthwaite's degrees of freedom of the sum are 14.5.
     found = estimate(flat(0.0, 0.01, 0.02, 0.03, 0.04), flat(0.1, 0.11, 0.12, 0.13, 0.14), spread=0.0)
     old = 2 / 8 * APART
-    new = (8 * old + 2 * APART) / 10
-    reach = 2.575 * math.sqrt(old / 5 + new / 5)
+    reach = 2.61 * math.sqrt(old / 5 + APART / 5)
+    assert logs(found) == pytest.approx((0.1, 0.1 - reach, 0.1 + reach), abs=3e-4)
+
+
+def test_runs_that_agree_more_than_the_baselines_did_are_not_believed_to() -> None:
+    found = estimate(flat(0.0, 0.01, 0.02, 0.03, 0.04), flat(*[0.12] * 5), spread=0.0)
+    # Of the spread now 2 parts of 10 are seen and the others the baseline's; degrees of freedom of the sum: 17.8.
+    old = 2 / 8 * APART
+    reach = 2.56 * math.sqrt(old / 5 + 8 / 10 * old / 5)
     assert logs(found) == pytest.approx((0.1, 0.1 - reach, 0.1 + reach), abs=3e-4)
 
 
