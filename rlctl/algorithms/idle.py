@@ -58,7 +58,7 @@ OF_COMPLETIONS = 0.05
 
 
 def idle_lines(algorithm: AlgorithmSettings) -> Iterator[str]:
-    """A line for each setting that is not its default and that this algorithm has no use for; and for wide bounds."""
+    """A line for each setting that is not its default and that this algorithm has no use for; and for odd bounds."""
     defaults = type(algorithm)()
     for name, decides, reads in READERS:
         value = getattr(algorithm, name)
@@ -74,6 +74,11 @@ def idle_lines(algorithm: AlgorithmSettings) -> Iterator[str]:
         yield (
             f"algorithm.clip_ratio_low = {low:g} and clip_ratio_high = {high:g} hardly ever cut the ratio of a whole "
             "completion: GSPO's paper has 3e-4 and 4e-4"
+        )
+    if algorithm.policy_loss == "gmpo" and (low, high) == (defaults.clip_ratio_low, defaults.clip_ratio_high):
+        yield (
+            f"algorithm.clip_ratio_low = {low:g} and clip_ratio_high = {high:g} bound a token's log-ratio where "
+            "policy_loss = gmpo: GMPO's paper has 0.4 and 0.4"
         )
 
 

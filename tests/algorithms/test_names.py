@@ -362,3 +362,10 @@ def test_names_complete_with_their_formulas(plugin: None) -> None:
     assert found["algorithm.policy_loss=gpg"] == "-A_t log p(t)"
     assert "algorithm.policy_loss=plain" in found
     assert "algorithm.adv_estimator=doubled" in dict(assignments("algorithm.adv_estimator="))
+
+
+def test_the_vanilla_bounds_are_told_beside_gmpos() -> None:
+    (line,) = idle_lines(Settings(algorithm={"policy_loss": "gmpo"}).algorithm)  # type: ignore[arg-type]
+    assert line.endswith("GMPO's paper has 0.4 and 0.4")
+    own = {"policy_loss": "gmpo", "clip_ratio_low": 0.4, "clip_ratio_high": 0.4}
+    assert list(idle_lines(Settings(algorithm=own).algorithm)) == []  # type: ignore[arg-type]
