@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlctl import display, verdict
 from rlctl.baselines.file import record_from
@@ -33,6 +34,9 @@ from rlctl.runfiles import strict
 from rlctl.settings_reads import Reads, unread, worth_telling
 from rlctl.types import BackendInfo
 from rlctl.verdict import Check
+
+LAST_WORDS_S = 5.0
+"""How long the rest of what a run said is waited for: a process that it has left behind may hold its stderr open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +134,22 @@ def _wait(command: Sequence[str], said: set[str]) -> int:
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    with _passed_on(process), process.stderr as stderr:
+    teller = threading.Thread(target=_tell_what_is_new, args=(process.stderr, said), daemon=True)
+    teller.start()
+    with _passed_on(process):
+        code = process.wait()
+    teller.join(LAST_WORDS_S)
+    # Killed by a signal, as a shell tells it.
+    return 128 - code if code < 0 else code
+
+
+def _tell_what_is_new(stderr: IO[bytes], said: set[str]) -> None:
+    with stderr:
         for line in stderr:
             text = line.decode(errors="backslashreplace").rstrip("\n")
             if text not in said:
                 said.add(text)
                 display.tell(text)
-        code = process.wait()
-    # Killed by a signal, as a shell tells it.
-    return 128 - code if code < 0 else code
 
 
 @contextmanager
