@@ -28,8 +28,15 @@ print(threading.active_count(), len(os.listdir("/proc/self/task")), file=sys.std
 
 ENDS = {
     "at exit": "import atexit; atexit.register(print, 'the last')",
-    "a thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.3), print('late'))).start()",
-    "a child": "import subprocess; subprocess.Popen(['sh', '-c', 'sleep 0.3; echo later'])",
+    "a thread": """
+import threading
+threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()
+""",
+    "a child": """
+import os, subprocess
+until_the_end, held = os.pipe()
+subprocess.Popen(['sh', '-c', f'cat <&{until_the_end}; echo later'], pass_fds=[until_the_end])
+""",
     "much": "import sys; sys.stdout.write('x' * 1_000_000); sys.stderr.write('y' * 1_000_000)",
     "a code": "import os; os._exit(7)",
     "a signal": "import os; os.kill(os.getpid(), 9)",
