@@ -16,6 +16,8 @@ from rlctl.peers.entries import Entry
 from rlctl.peers.references import EXPRESSION
 
 CONFIG, TRAINER, LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
+LOADER = "from_pretrained"
+"""Whose first argument names a model."""
 
 TRAINER_KEYS = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 """Arguments of `GRPOTrainer`, in its order, and what TRL's own program calls the same."""
@@ -70,21 +72,26 @@ class _Program:
             yield Entry(name, self._value(node), f"line {node.lineno}", name)
 
     def _value(self, node: ast.expr) -> Any:
-        known = self.constants.get(node.id, node) if isinstance(node, ast.Name) else node
+        known = self._bound(node)
+        if isinstance(known, ast.Call) and _name(known.func) == LOADER and known.args:
+            node, known = known.args[0], self._bound(known.args[0])
         try:
             value = ast.literal_eval(known)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return f"{EXPRESSION} {ast.unparse(node)}"
         return list(value) if isinstance(value, tuple | set) else value
 
+    def _bound(self, node: ast.expr) -> ast.expr:
+        return self.constants.get(node.id, node) if isinstance(node, ast.Name) else node
+
 
 def _constants(tree: ast.Module) -> Mapping[str, ast.expr]:
-    """What names are bound to at the top of the program, of those that are bound nowhere else."""
+    """What names are bound to that are bound only once in the whole program."""
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
     stored.update(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg))
     found: dict[str, ast.expr] = {}
-    for node in tree.body:
+    for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1:
                 found[name] = value

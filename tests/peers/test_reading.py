@@ -262,6 +262,15 @@ def test_python_gives_what_the_trainer_is_handed(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "model", ["AutoModelForCausalLM.from_pretrained(MODEL, dtype='auto')", "loaded", "AutoModel.from_pretrained(path)"]
+)
+def test_python_names_the_model_that_was_loaded(tmp_path: Path, model: str) -> None:
+    text = "def load():\n    loaded = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')\n" + PROGRAM
+    found = values(source(tmp_path, text % ("", f"model={model}"), "train.py"))["model_name_or_path"]
+    assert found == (Unresolved("path", ("path",)) if "path" in model else "Qwen/Qwen3-0.6B")
+
+
 def test_python_takes_the_trainers_arguments_by_their_order(tmp_path: Path) -> None:
     found = values(source(tmp_path, PROGRAM % ("", "'org/model', good"), "train.py"))
     assert found["model_name_or_path"] == "org/model"
