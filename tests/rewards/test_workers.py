@@ -321,7 +321,7 @@ def test_closing_ends_a_call_that_is_running(make):
 
 
 PROGRAM = """
-import asyncio, contextlib, sys, threading
+import asyncio, contextlib, os, sys, threading
 sys.path.insert(0, sys.argv[1])
 from rlctl.rewards import load_rewards, score
 from rlctl.rewards.workers import WorkerPool
@@ -337,9 +337,13 @@ if sys.argv[2] != "idle":
             asyncio.run(score(busy, [(items[0][0], sys.argv[2])] * 2))
     threading.Thread(target=work, daemon=True).start()
     threading.Event().wait(1.0)
+closed = threading.Thread(target=os.read, args=(0, 1), daemon=True)
+closed.start()
 try:
     print("ready", flush=True)
-    sys.stdin.read()
+    while closed.is_alive():
+        # A signal that came right before a read of this thread would be seen when that ends, and it never would.
+        closed.join(0.1)
 except KeyboardInterrupt:
     scored = asyncio.run(score(load_rewards(["worker_rewards:length"], workers="process", pool=reward_set.pool), items))
     print(scored[0].reward)
