@@ -74,7 +74,7 @@ def test_a_run_over_http_is_the_local_run_bit_for_bit_also_after_its_driver_died
     assert samples(tmp_path / "http") == samples(tmp_path / "local")
 
     killed = train(tmp_path / "killed", server=server)
-    until_step(tmp_path / "killed", 2, killed)
+    until_saved(tmp_path / "killed", 2, killed)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     session = session_of(server)
@@ -87,10 +87,10 @@ def test_a_run_over_http_is_the_local_run_bit_for_bit_also_after_its_driver_died
     assert log.count(f"session {session}: opened by") == log.count(f"session {session}: taken up by") == 1
 
 
-def until_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Wait until a line of that step is written."""
+def until_saved(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a line of that step is written, and a checkpoint, which is written beside the steps that follow it."""
     metrics, line = folder / "metrics.jsonl", f'"training/global_step": {step},'
-    while not (metrics.exists() and line in metrics.read_text()):
+    while not (metrics.exists() and line in metrics.read_text() and any(folder.glob("checkpoints/step_*"))):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
 
