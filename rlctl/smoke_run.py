@@ -130,7 +130,7 @@ def _left(seconds: float, *, done: int, of: int) -> str:
 def _wait(command: Sequence[str], said: set[str]) -> int:
     """Run it to its end; what asks this process to end asks the run, which ends in order.
 
-    Of what it says on stderr, lines that were `said` before are left out: twenty runs would begin alike.
+    Of what it says on stderr, lines that runs before it `said` are left out: twenty would begin alike.
     """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
@@ -144,12 +144,13 @@ def _wait(command: Sequence[str], said: set[str]) -> int:
 
 
 def _tell_what_is_new(stderr: IO[bytes], said: set[str]) -> None:
+    own = []
     with stderr:
         for line in stderr:
-            text = line.decode(errors="backslashreplace").rstrip("\n")
-            if text not in said:
-                said.add(text)
-                display.tell(text)
+            own.append(line.decode(errors="backslashreplace").rstrip("\n"))
+            if own[-1] not in said:
+                display.tell(own[-1])
+    said.update(own)
 
 
 @contextmanager

@@ -32,9 +32,14 @@ PLAIN_LORA = {"task_type": "CAUSAL_LM", "bias": "none"}
 def read_program(text: str, path: str) -> list[Entry]:
     """What its one GRPOConfig is given, and the trainer and the LoRA beside it. Raises ConfigError."""
     try:
-        program = _Program(ast.parse(text))
-    except (SyntaxError, ValueError, RecursionError) as error:
+        return _entries(_Program(ast.parse(text)), path)
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply to be settings.") from None
+    except (SyntaxError, ValueError) as error:
         raise ConfigError(f"{path}:{getattr(error, 'lineno', None) or 1}: not Python: {error}.") from None
+
+
+def _entries(program: _Program, path: str) -> list[Entry]:
     configs, trainers, loras = (program.calls(name) for name in (CONFIG, TRAINER, LORA))
     if len(configs) != 1:
         raise ConfigError(f"{path}: Python with {len(configs)} calls of GRPOConfig(...); one is wanted.")

@@ -233,6 +233,12 @@ def test_python_gives_literals_and_names_expressions(tmp_path: Path) -> None:
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize("terms", [700, 5_000])
+def test_python_nested_too_deeply_is_told(tmp_path: Path, terms: int) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply to be settings"):
+        source(tmp_path, f"GRPOConfig(learning_rate={'+'.join(['1'] * terms)})", "train.py")
+
+
 PROGRAM = """
 from trl import GRPOConfig, GRPOTrainer
 MODEL: str = "Qwen/Qwen3-0.6B"

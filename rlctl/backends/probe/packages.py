@@ -30,7 +30,7 @@ def package_of(target: str, *, distributed_as: str = "") -> Package | None:
 
 @functools.lru_cache(maxsize=1)
 def _distributions(path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Of each top-level package: it takes a look at every file that is installed on the path, a second of them."""
+    """Of each top-level package, by `path`: every file that is installed there is looked at, which takes a second."""
     return packages_distributions()
 
 

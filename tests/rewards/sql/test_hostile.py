@@ -191,12 +191,13 @@ def test_late_queries_end_side_by_side_and_leave_nothing_running(rule: Sql, fold
     eager = reward(timeout_s=LIMIT_S, memory_mb=256, workers=8)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: graded(eager, folder, "SELECT 1"), range(16)))
+        *_, alone = graded(eager, folder, ENDLESS)
         start = time.monotonic()
         results = list(threads.map(lambda _: graded(eager, folder, ENDLESS), range(8)))
     took = time.monotonic() - start
     assert all(earned == 0.0 and note.startswith("timeout") for earned, note, _ in results)
-    # One after the other they would take all of it.
-    assert took < sum(seconds for *_, seconds in results) / 2
+    # One after the other they would take eight times as long as one.
+    assert took < 4 * alone
     time.sleep(0.2)
     before = cpu_seconds(eager.golds.pool.process_ids)
     time.sleep(0.3)
