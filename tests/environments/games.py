@@ -102,8 +102,10 @@ class Silent:
 class Slow:
     """Takes its time, so that calls at once can be told from calls one after the other."""
 
+    SECONDS = 0.2
+
     def reset(self, problem: Problem) -> None:
-        time.sleep(0.05)
+        time.sleep(self.SECONDS)
 
     def step(self, state: None, action: Action) -> Step:
         return Step(reward=1.0, done=True)

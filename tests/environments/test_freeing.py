@@ -90,7 +90,7 @@ def test_finish_is_called_once_for_every_state(kind: type[Renting], how: str, en
 def test_a_rollout_whose_step_hangs_is_freed_while_it_hangs() -> None:
     game = Renting("step hangs")
     try:
-        groups(game, Scripted("hi$"), problems=PROBLEMS, timeout_s=0.2)
+        groups(game, Scripted("hi$"), problems=PROBLEMS, timeout_s=1.0)
         assert sorted(game.endings) == [("a", "failed"), ("b", "done")]
     finally:
         game.go_on.set()
@@ -107,7 +107,7 @@ def test_what_a_late_reset_makes_is_freed_when_it_comes(kind: type[Renting]) -> 
 
     backend = Scripted("hi$")
     backend.generate = generate  # type: ignore[method-assign]
-    groups(game, backend, problems=PROBLEMS, timeout_s=0.2)
+    groups(game, backend, problems=PROBLEMS, timeout_s=1.0)
     assert sorted(game.endings) == [("a", "failed"), ("b", "done")]
     assert game.open == []
 

@@ -256,7 +256,7 @@ def test_a_long_answer_is_cut_and_says_so() -> None:
         ("raises", "exception", r"step raised ZeroDivisionError: boom \(games\.py, line \d+\)"),
         ("exits", "exception", r"step raised SystemExit: 3"),
         ("interrupts", "exception", r"step raised RuntimeError: KeyboardInterrupt \(games\.py, line \d+\)"),
-        ("hangs", "timeout", r"step gave nothing within 0\.2 s"),
+        ("hangs", "timeout", r"step gave nothing within 1 s"),
         ("none", "exception", r"step gave a NoneType, not a Step"),
         ("nan", "exception", r"step gave nan for a reward"),
         ("words", "exception", r"step gave 'much' for a reward"),
@@ -271,9 +271,9 @@ def test_a_long_answer_is_cut_and_says_so() -> None:
 def test_a_failing_environment_costs_its_rollouts_and_says_why(how: str, kind: str, told: str) -> None:
     start = time.perf_counter()
     failed, fine = groups(
-        games.Faulty(how, only="a"), Scripted("hi$"), n=2, problems=PROBLEMS, timeout_s=0.2 if how == "hangs" else 5.0
+        games.Faulty(how, only="a"), Scripted("hi$"), n=2, problems=PROBLEMS, timeout_s=1.0 if how == "hangs" else 60.0
     )
-    assert time.perf_counter() - start < 3
+    assert time.perf_counter() - start < 15  # it hangs for 20
     assert [r.reward for r in (*failed, *fine)] == [None, None, 1.0, 1.0]
     assert failed[0].failures == (kind,)
     assert failed[0].episode is not None
@@ -292,7 +292,7 @@ def test_when_all_rollouts_fail_the_run_ends_and_says_why() -> None:
 def test_calls_of_a_batch_run_at_once() -> None:
     start = time.perf_counter()
     groups(games.Slow(), Scripted("hi$"), n=32, problems=PROBLEMS)
-    assert time.perf_counter() - start < 64 * 0.05 / 2
+    assert time.perf_counter() - start < 64 * games.Slow.SECONDS / 2
 
 
 def test_rows_are_trained_with_their_masks() -> None:

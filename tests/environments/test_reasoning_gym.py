@@ -93,9 +93,9 @@ def test_the_last_marked_answer_counts(completion: str, answer: str | None) -> N
     "piece", ["<answer>", "<answer></answer", "\\boxed{", "#### ", "\\boxed{1}<answer>", "\\boxed{{a}"]
 )
 def test_long_completions_are_read_in_linear_time(piece: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     find_answer(piece * (500_000 // len(piece)))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 20  # the square of it would take hours
 
 
 def test_options_reach_the_package_and_wrong_ones_are_named() -> None:

@@ -259,11 +259,12 @@ def test_a_worker_that_dies_between_calls_costs_no_call(make):
 
 
 def test_hangs_are_waited_for_side_by_side(make):
-    reward_set = make("odd", timeout_s=1.0, size=4)
+    reward_set = make("odd", timeout_s=2.5, size=4)
     scores(reward_set, *["warm"] * 8)
     start = time.monotonic()
     results = scores(reward_set, *["sleep"] * 4, "good")
-    assert time.monotonic() - start < 8.0
+    # One after the other they would take ten seconds.
+    assert time.monotonic() - start < 9.0
     assert [one.reward for one in results] == [None] * 4 + [1.0]
 
 
@@ -271,7 +272,7 @@ def test_a_reward_that_hangs_on_everything_is_given_up_in_time(make):
     start = time.monotonic()
     with pytest.raises(RewardError, match=r"failed on all 300 completions; the first: .*no result within 0.05 s"):
         scores(make("odd", timeout_s=0.05, size=2), *["sleep"] * 300)
-    assert time.monotonic() - start < 30.0
+    assert time.monotonic() - start < 120.0  # and not for as long as all of them sleep
 
 
 def test_what_a_reward_has_started_ends_with_its_deadline(make, folder):
@@ -314,7 +315,7 @@ def test_closing_ends_a_call_that_is_running(make):
     start = time.monotonic()
     asyncio.run(run())
     reward_set.close()
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 60.0  # it sleeps for ever
 
 
 # The end of the run

@@ -149,7 +149,7 @@ def test_what_no_order_decides_is_found(
 
 
 def test_bad_golds_are_found_with_their_reason_and_the_score_they_cost(path: Path, tmp_path: Path) -> None:
-    rule = reward(timeout_s=0.01, gold_timeout_s=20)
+    rule = reward(timeout_s=0.1, gold_timeout_s=20)
     problems = [
         problem(path, "SELECT a FROM t", "good"),
         problem(path, "SELECT z FROM t", "typo"),
