@@ -255,8 +255,9 @@ def report(
 def plot(
     name: Name,
     metrics: Annotated[
-        list[str], typer.Argument(metavar="METRIC...", help="Metrics by name, or by globs such as 'response_length/*'.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="METRIC...", help="Metrics by name, or by globs such as 'response_length/*'."),
+    ] = None,
     others: Annotated[
         list[str] | None, typer.Option("--with", "-w", metavar="RUN", help="Another run, drawn too; may be repeated.")
     ] = None,
@@ -277,13 +278,14 @@ def plot(
     from rlctl.runs import figures
     from rlctl.runs.series import matching, series
 
-    if metrics[-1].lower().endswith(".png") and out is None:
-        raise ConfigError(f"{metrics[-1]!r} is no metric.", hint=f"-o {metrics[-1]} names the file.")
+    wanted = metrics or []
+    if wanted and wanted[-1].lower().endswith(".png") and out is None:
+        raise ConfigError(f"{wanted[-1]!r} is no metric.", hint=f"-o {wanted[-1]} names the file.")
     runs = [_read_telling(each, folder) for each in (name, *(others or ()))]
-    names = matching(metrics, runs)
+    names = matching(wanted, runs)
     if len(names) > figures.MOST_PANELS:
         raise ConfigError(
-            f"{' '.join(metrics)} are {len(names)} metrics; {figures.MOST_PANELS} fit.", hint="name fewer."
+            f"{' '.join(wanted)} are {len(names)} metrics; {figures.MOST_PANELS} fit.", hint="name fewer."
         )
     labels = figures.labels([str(run.folder) for run in runs])
     panels = {

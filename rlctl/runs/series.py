@@ -47,8 +47,10 @@ def names_of(records: Iterable[Record]) -> list[str]:
 
 
 def matching(patterns: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """The metrics that the names or globs mean, each once. Raises ConfigError for one that means none."""
+    """The metrics that the names or globs mean, each once. Raises ConfigError for one that means none, and for none."""
     known = list(dict.fromkeys(name for run in runs for name in names_of(run.records)))
+    if not patterns:
+        raise ConfigError("name the metrics that are wanted.", hint=_choices(known))
     chosen: dict[str, None] = {}
     for pattern in patterns:
         exact = [pattern] if pattern in known else []

@@ -260,6 +260,7 @@ def test_plot_refuses_what_it_cannot_draw() -> None:
     assert "-o a.png names the file" in complaint("plot", "good", "score/mean", "a.png").hint
     assert "cannot be written" in complaint("plot", "good", "score/mean", "-o", "no/such.png").message
     assert "no step is done yet" in complaint("plot", "bad", "score/mean").hint
+    assert "score/*" in complaint("plot", "good").hint
 
 
 def test_names_with_markup_of_matplotlib_are_drawn_as_they_are() -> None:
