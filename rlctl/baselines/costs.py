@@ -24,10 +24,10 @@ KINDS: tuple[JudgedPhase, ...] = get_args(JudgedPhase)
 class Phase:
     """What is timed, in words, and per how much work. What is known of its noise was measured (docs/smoke.md).
 
-    `beside` is by how much it slows down with each kind of reference work, in logarithms: together more than 1 where it
-    leans on memory more than they do. `cold` is how much slower it is believed to be where its threads wait for a
-    processor for e times as long as without: they find their caches cold. `lasting` (see `estimating.py`) is of a
-    machine where a phase waits for as long as it works; where nothing waits there is no neighbour that could last.
+    `beside` is by how much it slows down with each kind of reference work, in logarithms. `cold` is how much slower it
+    is believed to be where its threads wait for a processor for e times as long as without: they find their caches
+    cold. `lasting` (see `estimating.py`) is of a machine where a phase waits for as long as it works; where nothing
+    waits there is no neighbour that could last.
     """
 
     words: str
@@ -41,22 +41,21 @@ class Phase:
         return (*(BESIDE_BELIEFS if paired else ()), Belief(self.cold, COLD_SPREAD))
 
 
-BESIDE_BELIEFS = (Belief(0.0, 0.12), Belief(0.0, 0.1))
-"""How far a phase slows down by more or less than all of `beside` does, and how far its shares are off. The first was
-0.15 and 0.33 in hours in which the whole virtual machine was slower than in others."""
+BESIDE_BELIEFS = (Belief(0.0, 0.08), Belief(0.0, 0.1))
+"""How far a phase slows down by more or less than all of `beside` does, and how far its shares are off."""
 COLD_SPREAD = 0.04
-"""Standard deviation of what is believed of `cold`: it was 0.06 to 0.13 beside different neighbours."""
+"""Standard deviation of what is believed of `cold`: beside neighbours of four kinds it was 0.02 to 0.07."""
 PHASES: Mapping[str, Phase] = {
     "update": Phase(
-        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.31, "update": 0.77}, cold=0.07, lasting=0.08
+        "update (MFU)", lambda step: step.flops_update, {"sampling": 0.2, "update": 0.75}, cold=0.04, lasting=0.08
     ),
     "sampling": Phase(
-        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.49, "update": 0.43}, cold=0.145,
+        "sampling (sampled tok/s)", lambda step: step.sampled_tokens, {"sampling": 0.45, "update": 0.3}, cold=0.045,
         lasting=0.3,
     ),
     "step": Phase(
         "whole step (tok/s)", lambda step: step.prompt_tokens + step.sampled_tokens,
-        {"sampling": 0.39, "update": 0.67}, cold=0.09, lasting=0.12,
+        {"sampling": 0.3, "update": 0.5}, cold=0.045, lasting=0.12,
     ),
 }  # fmt: skip
 
@@ -64,8 +63,8 @@ PHASES: Mapping[str, Phase] = {
 def cost(step: Step, *, name: str, phase: Phase, paired: bool) -> float | None:
     """Logarithm of the own seconds a unit of work, over the reference work's beside it where the runs are `paired`.
 
-    None where the step did none. What a neighbour takes from a phase lies between what it takes from products of
-    thousands of tokens and from steps of a few rows, for an update as for sampling (docs/smoke.md has the figures).
+    None where the step did none. What a neighbour takes from a phase lies between what it takes from a small model's
+    update and from steps of a few rows, for an update as for sampling (docs/smoke.md has the figures).
     """
     seconds, units = step.seconds.get(name, 0.0), phase.work(step)
     if not units or seconds <= 0:

@@ -17,7 +17,7 @@ from rlctl import durable
 from rlctl.baselines.record import Record, Step
 from rlctl.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 """Of the file and of the reference work: a number in one means nothing in another."""
 WARMUP = 2
 """First steps that nothing is judged by: they touch memory, build kernels and fill caches."""

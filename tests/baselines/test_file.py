@@ -59,7 +59,7 @@ def put(value: Any, *keys: Any) -> Callable[[Any], None]:
     ("change", "told"),
     [
         (drop("rlctl_baseline"), "it has no `rlctl_baseline`"),
-        (put(9, "rlctl_baseline"), "is of format 9; this rlctl reads format 2"),
+        (put(9, "rlctl_baseline"), "is of format 9; this rlctl reads format 3"),
         (put("1", "rlctl_baseline"), "is of format '1'"),
         (drop("key"), "its `key` is missing"),
         (put([], "recipe"), "its `recipe` is not what it should be"),
