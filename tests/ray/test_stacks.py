@@ -18,10 +18,10 @@ import ctypes, faulthandler, os, signal
 file = os.memfd_create("stacks")
 faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
 def waits_for_another_rank():
-    ctypes.PyDLL(None).pause()  # holds the interpreter's lock, as a collective of a C extension may
-print(file, flush=True)
-while True:
-    waits_for_another_rank()
+    print(file, flush=True)
+    while True:  # a signal ends the pause
+        ctypes.PyDLL(None).pause()  # holds the interpreter's lock, as a collective of a C extension may
+waits_for_another_rank()
 """
 
 
