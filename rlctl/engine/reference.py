@@ -6,8 +6,8 @@ slower touches it. What stands here is what stored baselines are ratios to: whoe
 
 What a neighbour takes away depends on the work, so each judged phase has work of its kind beside it: steps of a few
 rows as in sampling; as in an update, products of thousands of tokens, and the gradient and the optimizer's step of a
-small model. The gradient matters: beside neighbours of many kinds, an update slowed down as it does within 1 %, and by
-up to 5 % more than products and elementwise work alone (docs/smoke.md).
+small model. The gradient matters: beside neighbours of six kinds an update slowed down as this work did, within 1 %,
+and by up to 5 % more than products and elementwise work alone (docs/smoke.md).
 
 How fast a piece of work is depends by some percent on which pages of memory it was given, for as long as it keeps them.
 So there are several copies of what is multiplied and trained, in turn.
@@ -18,6 +18,7 @@ tokens; L layers.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -60,13 +61,9 @@ class Reference:
 
         first = Operands(values(TOKENS, hidden) * TOKENS**0.5, values(hidden, hidden), values(hidden, inner),
                          values(inner, hidden))  # fmt: skip
-        copies = min(COPIES, max(1, COPIED_BYTES // first.num_bytes))
-        self._operands = cycle([first, *(first.copied() for _ in range(copies - 1))])
+        self._operands = cycle([first, *(first.copied() for _ in range(_further_copies(first.num_bytes)))])
         trained = Trained.of_sizes(text, device=device, dtype=dtype)
-        copies = min(COPIES, max(1, COPIED_BYTES // trained.num_bytes))
-        self._trained = cycle(
-            [trained, *(Trained.of_sizes(text, device=device, dtype=dtype) for _ in range(copies - 1))]
-        )
+        self._trained = cycle([trained, *(deepcopy(trained) for _ in range(_further_copies(trained.num_bytes)))])
         self._is_cuda = device.type == "cuda"
         self._device = device
 
@@ -81,6 +78,10 @@ class Reference:
                 operands.layers(operands.hidden_ND[:ROWS], times=ROW_STEPS)
         if self._is_cuda:
             torch.cuda.synchronize(self._device)
+
+
+def _further_copies(num_bytes: int) -> int:
+    return min(COPIES, max(1, COPIED_BYTES // num_bytes)) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ def run(
 
     Each step's seconds, and each reading of the reference, are `noise` off, in logarithms; one in twenty of all
     meets a neighbour and takes half as long again. Of each phase, the run as a whole is `whole` off. For each of its
-    own seconds it waited `waited` more for a processor, which made it a tenth of that slower, in logarithms.
+    own seconds it waited `waited` more for a processor, which made it 0.07 of that slower, in logarithms.
     """
     draw = random.Random(seed)
     drift = draw.uniform(-0.2, 0.2)
-    cold = (1 + waited) ** 0.1
+    cold = (1 + waited) ** 0.07
     slower = cold * update * math.exp(draw.gauss(0, whole)), cold * sampling * math.exp(draw.gauss(0, whole))
     made = [_step(n, draw, drift, slower, noise, figures) for n in range(1, steps + 1)]
     wall = [{name: (1 + waited) * own for name, own in step.seconds.items()} for step in made]

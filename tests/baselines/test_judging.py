@@ -43,8 +43,8 @@ def test_what_waiting_for_a_processor_costs_is_learnt_from_the_runs_and_not_call
     loaded = Baseline(tuple(run(i, waited=i / 5, whole=0.005) for i in range(15)))
     crowded = [run(50 + i, waited=4.0, whole=0.005) for i in range(7)]
     update = finding(judge(loaded, crowded), "update")
-    # 5 ** 0.1 is 1.17, where the baseline's runs are 1.09 in the middle.
-    assert update.value == pytest.approx(0.0, abs=0.04)
+    # 5 ** 0.07 is 1.12, where the baseline's runs are 1.06 in the middle.
+    assert update.value == pytest.approx(0.0, abs=0.03)
     assert update.outcome != "regression"
     blind = [replace(each, steps=tuple(replace(s, wall=s.seconds) for s in each.steps)) for each in crowded]
     assert (finding(judge(loaded, blind), "update").value or 0.0) > 0.05

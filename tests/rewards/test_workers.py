@@ -272,7 +272,7 @@ def test_a_reward_that_hangs_on_everything_is_given_up_in_time(make):
     start = time.monotonic()
     with pytest.raises(RewardError, match=r"failed on all 300 completions; the first: .*no result within 0.05 s"):
         scores(make("odd", timeout_s=0.05, size=2), *["sleep"] * 300)
-    assert time.monotonic() - start < 120.0  # and not for as long as all of them sleep
+    assert time.monotonic() - start < 30.0
 
 
 def test_what_a_reward_has_started_ends_with_its_deadline(make, folder):
@@ -315,7 +315,7 @@ def test_closing_ends_a_call_that_is_running(make):
     start = time.monotonic()
     asyncio.run(run())
     reward_set.close()
-    assert time.monotonic() - start < 60.0  # it sleeps for ever
+    assert time.monotonic() - start < 60.0  # it sleeps for 600
 
 
 # The end of the run
